@@ -136,22 +136,8 @@ def test_brackets_in_brackets_take_no_time(gold: str, opening: str, closing: str
 @pytest.mark.parametrize("before", ["", "Score", "Score from ", "Score (", "Score: ", "Score: 1", "Score: 1 out of "])
 def test_the_time_for_what_a_judge_says_grows_with_its_length(before: str) -> None:
     """An answer that a judge quotes may be the policy's text: it hides no number, and takes linear time."""
-    for unit in (
-        *BLANKS,
-        "<q>",
-        "<q> <CODE>",
-        "</q>",
-        '"',
-        "「",
-        "```\n",
-        "- ",
-        "1",
-        "1 ",
-        "1.",
-        "out ",
-        "the ",
-        "score\n",
-    ):
+    marks = ("<q>", "<q> <CODE>", "</q>", '"', "「", "```\n", "- ", "1", "1 ", "1.", "out ", "the ", "score\n")
+    for unit in (*BLANKS, *marks):
         for behind in ("x", "\nScore: 8"):
             read = partial(_own_number, most=10)
             assert grows_linearly(read, before, unit, behind), (before, unit, behind)

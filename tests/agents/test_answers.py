@@ -101,8 +101,7 @@ def test_answers_are_read(
 
 
 @pytest.mark.parametrize(
-    "broken",
-    ["<tool_call>\nadd(1, 2)\n</tool_call>", '<tool_call>\n{"name": "add"', "<tool_call>[1]</tool_call>"],
+    "broken", ["<tool_call>\nadd(1, 2)\n</tool_call>", '<tool_call>\n{"name": "add"', "<tool_call>[1]</tool_call>"]
 )
 def test_broken_calls_are_kept(reader: AnswerReader, broken: str) -> None:
     """A call that cannot be read is one of the calls, with its text, and raises nothing."""

@@ -120,10 +120,7 @@ def test_a_service_that_is_busy_is_asked_later(run: TrainingRun) -> None:
     def script(question: str) -> tuple[int, str]:
         return (next(busy, 200), "Score: 5")
 
-    with (
-        scripted_judge(script) as judge,
-        drafted(run) as draft,
-    ):
+    with scripted_judge(script) as judge, drafted(run) as draft:
         metrics = annotate(run, judged(run, judge), draft)
     assert len(judge.asked) == metrics["distinct"] + 3
 

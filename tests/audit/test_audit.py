@@ -14,7 +14,7 @@ from configs.audit import Audit, Checks
 from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, to_table
+from storage.records import PROBLEM_SCHEMA, Problem, Score, Trajectory, to_table
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
@@ -42,9 +42,9 @@ def commit(
     store: Store, rows: list[Trajectory] = ROWS, scores: list[Score] | None = VERDICTS, iteration: int = 0
 ) -> str:
     version = layout.trajectories("r", iteration)
-    commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, rows, [])
+    commit_rows(store, version, "trajectories", rows, [])
     if scores is not None:
-        commit_rows(store, layout.scores("r", iteration, "5c0e"), "scores", SCORE_SCHEMA, scores, [version])
+        commit_rows(store, layout.scores("r", iteration, "5c0e"), "scores", scores, [version])
     return version
 
 
@@ -151,8 +151,8 @@ def test_objects_that_no_manifest_names_are_named_and_not_read(
     for name in ("config.json", "model.safetensors"):
         (model / name).write_text("{}")
     checkpoints.commit(store, policy, model, None, Canary([1, 2], [-1.0]), Provenance(config={}), [], {})
-    commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, ROWS, [policy])
-    commit_rows(store, scores, "scores", SCORE_SCHEMA, VERDICTS, [SET])
+    commit_rows(store, SET, "trajectories", ROWS, [policy])
+    commit_rows(store, scores, "scores", VERDICTS, [SET])
     before = run_checks(store, verifier, "r")
     strays = {key(store, policy, "model/config.json").replace("config.json", "chat_template.jinja"): b"{{ messages }}"}
     for version in (SET, scores):
@@ -209,7 +209,7 @@ def test_a_policy_among_the_parents_is_no_stranger(store: Store, verifier: Verif
             draft.commit(Provenance(config={}), [])
     names = [*policies, layout.checkpoint("other", 0), policies[0]]
     rows = [replace(row, policy=policy) for row, policy in zip(ROWS, names, strict=True)]
-    commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, rows, policies[::-1])
+    commit_rows(store, SET, "trajectories", rows, policies[::-1])
     assert [case.id for case in run_checks(store, verifier, "r")["broken_parents"].examples] == ["t2"]
 
 
@@ -241,7 +241,7 @@ def test_only_committed_scores_count(store: Store, verifier: Verifier) -> None:
     """Failed attempts are ignored; of two verifiers' scores the newer ones count."""
     commit(store)
     newer = layout.scores("r", 0, "6d1f")
-    commit_rows(store, newer, "scores", SCORE_SCHEMA, make_scores("t0", 1.0, 1.0), [SET])
+    commit_rows(store, newer, "scores", make_scores("t0", 1.0, 1.0), [SET])
     with Draft(store, layout.scores("r", 0, "7e"), "scores"):
         pass
     assert select(store, ["r"])[0].scores == [layout.scores("r", 0, "5c0e"), newer]
@@ -298,9 +298,9 @@ def test_games_without_gold_are_no_leak_and_no_contamination(store: Store, verif
     scores = layout.scores("r", 0, "5c0e")
     rewrite(store, scores, lambda values: values["config"].update({"score": {"type": "environment"}}))
     held_out, policy = layout.problems("a1"), PolicyVersion(layout.checkpoint("r", 0))
-    commit_rows(store, held_out, "problems", PROBLEM_SCHEMA, games[3:], [])
+    commit_rows(store, held_out, "problems", games[3:], [])
     played = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-    commit_rows(store, played, "evaluation", TRAJECTORY_SCHEMA, [], [held_out])
+    commit_rows(store, played, "evaluation", [], [held_out])
     found = run_checks(store, verifier, "r")
     assert (found["contamination"].cases, found["contamination"].of) == (1, 4)
     assert "is g3 of problems/a1" in found["contamination"].examples[0].detail

@@ -24,7 +24,7 @@ from storage.commands.program import Parser
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, to_table
+from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, to_table
 from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.agents.template import Template
@@ -104,13 +104,9 @@ def rows_of(store: Store, version: str) -> list[Any]:
 def test_each_format_is_read_as_its_program_means_it() -> None:
     """Prompts without the template's marks, rewards with their parts, gold answers, steps, calls; what a turn is."""
     read = {name: read_row(row, name, "") for name, row in ROWS.items()}
-    assert (read["verl"].prompt[0].text, read["verl"].rendered) == (VERL["input"], True)
-    assert (read["verl"].reward, read["verl"].parts, read["verl"].golds, read["verl"].step) == (
-        1,
-        {"correct": 1},
-        ["7"],
-        2,
-    )
+    verl = read["verl"]
+    assert (verl.prompt[0].text, verl.rendered) == (VERL["input"], True)
+    assert (verl.reward, verl.parts, verl.golds, verl.step) == (1, {"correct": 1}, ["7"], 2)
     assert [each.text for each in read["trl"].messages] == [TRL["prompt"], "7"]
     assert (read["trl"].reward, read["trl"].parts) == (1.5, {"right": 1.0, "format": 0.5})
     assert (read["verifiers"].id, read["verifiers"].places, read["verifiers"].status) == ("3", [1, 3], "completed")
@@ -238,15 +234,8 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
     checks = checks_of(store, verifier, "mine")
     assert {name for name, check in checks.items() if check.verdict == "fail"} == {"contamination"}
     assert checks["contamination"].cases == 1
-    for name in (
-        "mask_and_spans",
-        "bad_logprobs",
-        "staleness",
-        "truncated",
-        "repeated_seeds",
-        "broken_prefix",
-        "loops",
-    ):
+    of_tokens = ("mask_and_spans", "bad_logprobs", "staleness", "repeated_seeds", "broken_prefix")
+    for name in (*of_tokens, "truncated", "loops"):
         assert checks[name].verdict == "skipped", name
     assert "the data sets lack policy versions" in checks["staleness"].says
     entries = catalog.read_all(store)
@@ -270,8 +259,8 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     row = make_trajectory("t0", [[7, 8], [9]])
     faulty = replace(row, action_mask=[not masked for masked in row.action_mask])
     version = layout.trajectories("r", 0)
-    commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, [faulty], [])
-    commit_rows(store, layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, make_scores("t0", 0.0, 1.0), [version])
+    commit_rows(store, version, "trajectories", [faulty], [])
+    commit_rows(store, layout.scores("r", 0, "5c0e"), "scores", make_scores("t0", 0.0, 1.0), [version])
     imported(store, write(tmp_path / "a.jsonl", [VERL]), "--format=verl", "--name=mine")
     nothing = {"messages": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hi."}]}
     made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
@@ -411,10 +400,8 @@ def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:
 
 def test_rows_without_tokens_are_counted_and_named(store: Store, tmp_path: Path) -> None:
     """They are no bad rows, of which few are allowed; the others can be trained on."""
-    folder, broken = (
-        tmp_path / "tokenizer",
-        [CALLS | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "x=1"}}]}],
-    )
+    folder = tmp_path / "tokenizer"
+    broken = [CALLS | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "x=1"}}]}]
     chat_of("qwen3").tokenizer.save_pretrained(folder)
     path = write(tmp_path / "a.jsonl", [LOG, LOG | {"messages": [*ASKED, *broken]}])
     made = imported(store, path, "--format=messages", f"--tokenizer={folder}", "--name=mine")
@@ -495,11 +482,8 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     """Without gold answers the program's own rewards are the scores, and checks of gold answers are skipped."""
     path = tmp_path / "completions_00005.parquet"
     pq.write_table(pa.Table.from_pylist([TRL, TRL | {"right": 0.0}]), path)
-    elsewhere, options = (
-        Store(str(tmp_path / "elsewhere")),
-        (f"storage.root={store.root}", "--format=trl", "--name=mine"),
-    )
-    ((version, scores, _),) = imported(elsewhere, *options, str(path))["data_sets"]
+    elsewhere, options = Store(str(tmp_path / "elsewhere")), (f"storage.root={store.root}", "--format=trl")
+    ((version, scores, _),) = imported(elsewhere, *options, "--name=mine", str(path))["data_sets"]
     assert version == layout.trajectories("mine", 5)
     graded = list(datasets.rows(store, scores, tmp_path))
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]

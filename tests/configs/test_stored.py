@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs import (
-    Config,
-    ConfigError,
-    flatten,
-    load,
-    read_stored,
-    up_to_date,
-)
+from configs import Config, ConfigError, flatten, load, read_stored, up_to_date
 from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import _ABSENT as ABSENT
@@ -178,10 +171,7 @@ def test_conversions_run_in_order_and_do_not_change_their_input() -> None:
         renamed("run.max_m", "run.max_minutes"),
         renamed("problems.train", "problems.train", lambda source: source | {"kind": "arithmetic"}),
     ]
-    values: dict[str, Any] = {
-        "run": {"name": "x", "max_hours": 2},
-        "problems": {"train": {"kind": "sums"}},
-    }
+    values: dict[str, Any] = {"run": {"name": "x", "max_hours": 2}, "problems": {"train": {"kind": "sums"}}}
     stored = json.dumps(values)
     new = up_to_date(values, conversions)
     assert json.dumps(values) == stored

@@ -16,10 +16,9 @@ from configs import load
 from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score
+from storage.records import Score
 from storage.versions.checkpoints import Canary
-from storage.versions.datasets import write_rows
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Draft
 from tasks.evaluate.learning_curve import Evaluation, LearningCurve, read_learning_curve, summary
 from tasks.evaluate.outcomes import Outcome, compare, join, read_outcomes, summarise, summarise_sampled
 from tasks.evaluate.protocol import greedy
@@ -212,21 +211,14 @@ def test_two_scores_of_a_turn_are_refused() -> None:
         join([row("x", "p", 0, 3)], [verdict("x", 0, "wrong"), verdict("x", 0, "correct")])
 
 
-def commit(store: Store, version: str, kind: Any, schema: Any, rows: Sequence[Any]) -> str:
-    with Draft(store, version, kind) as draft:
-        write_rows(draft, schema, rows, rows_per_shard=2)
-        draft.commit(Provenance(config={}), [])
-    return version
-
-
 def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
     """Outcomes are read back from stored rows of several shards."""
     rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
     scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
     scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory", 0.0)
     trajectories, scored = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
-    commit(store, trajectories, "trajectories", TRAJECTORY_SCHEMA, rows)
-    commit(store, scored, "scores", SCORE_SCHEMA, scores)
+    commit_rows(store, trajectories, "trajectories", rows, [])
+    commit_rows(store, scored, "scores", scores, [])
     assert read_outcomes(store, trajectories, scored, tmp_path / "cache") == [
         Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
         Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
@@ -245,10 +237,10 @@ def test_a_run_that_another_verifier_began(store: Store, tmp_path: Path) -> None
     config = load("smoke", ["run.name=r", "run.iterations=1"])
     begun, ended = (greedy(config, HELD_OUT, PROBLEMS).evaluation(policy) for policy in (FIRST, SECOND))
     for version in (begun, ended):
-        commit_rows(store, version, "evaluation", TRAJECTORY_SCHEMA, ROWS, [])
-        commit_rows(store, layout.evaluation_scores(version, "01d"), "scores", SCORE_SCHEMA, VERDICTS, [version])
+        commit_rows(store, version, "evaluation", ROWS, [])
+        commit_rows(store, layout.evaluation_scores(version, "01d"), "scores", VERDICTS, [version])
     right = [score for row in ROWS for score in make_scores(row.trajectory_id, 1.0, 1.0)]
-    commit_rows(store, layout.evaluation_scores(ended, "2ec"), "scores", SCORE_SCHEMA, right, [ended])
+    commit_rows(store, layout.evaluation_scores(ended, "2ec"), "scores", right, [ended])
     with Draft(store, layout.evaluation_scores(ended, "dead"), "scores"):
         pass  # an attempt that died
 

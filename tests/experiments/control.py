@@ -53,10 +53,7 @@ def coin_flips() -> Iterator[None]:
 
         return start
 
-    with (
-        patch.object(flow, "Rollouts", flipping(flow.Rollouts)),
-        patch.object(flow, "score", flipping(flow.score)),
-    ):
+    with patch.object(flow, "Rollouts", flipping(flow.Rollouts)), patch.object(flow, "score", flipping(flow.score)):
         yield
 
 

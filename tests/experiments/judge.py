@@ -26,10 +26,7 @@ def script(question: str, errs: bool) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    with (
-        scripted_judge(partial(script, errs=False)) as right,
-        scripted_judge(partial(script, errs=True)) as erring,
-    ):
+    with scripted_judge(partial(script, errs=False)) as right, scripted_judge(partial(script, errs=True)) as erring:
         judged = ["score.type=judge", "models.judge.name=script", PROMPT, "reward.shape=success"]
         arms = [
             Arm("math-verify"),

@@ -15,10 +15,7 @@ from tests.support.lagging import lagging
 STALENESS = 4
 _STALE = [f"rollout.max_head_offpolicyness={STALENESS}"]
 _LAGGING = partial(lagging, STALENESS)
-_CRITIC = [
-    "algorithm.advantage={type: gae, normalisation: none}",
-    "algorithm.critic={model: own, lr: 1.0e-3}",
-]
+_CRITIC = ["algorithm.advantage={type: gae, normalisation: none}", "algorithm.critic={model: own, lr: 1.0e-3}"]
 ARMS = [
     Arm("synchronous"),
     Arm(f"staleness {STALENESS}, decoupled", _STALE, _LAGGING),

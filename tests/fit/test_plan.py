@@ -21,7 +21,6 @@ from storage import layout
 from storage.logs import catalog
 from storage.maintenance import gc
 from storage.maintenance.verify import verify
-from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
@@ -126,13 +125,6 @@ def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
     assert (report.findings, report.collected) == ([], 1)
 
 
-def commit_other(run: TrainingRun, name: str, folder: Path) -> PolicyVersion:
-    """Commit a model of another run as its version 0."""
-    canary, version = make_canary(load_policy(folder, run.config().train)), layout.checkpoint(name, 0)
-    checkpoints.commit(run.store, version, folder, None, canary, Provenance(config={}), [], {})
-    return version
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
@@ -152,7 +144,9 @@ def test_tokens_that_mean_something_else_are_refused(
     shutil.copytree(policy_folder, tmp_path / "other")
     path = tmp_path / "other" / file
     path.write_text(path.read_text().replace(old, new))
-    version = commit_other(run, f"other-{path.stem}", tmp_path / "other")
+    version = layout.checkpoint(f"other-{path.stem}", 0)
+    canary = make_canary(load_policy(tmp_path / "other", run.config().train))
+    checkpoints.commit(run.store, version, tmp_path / "other", None, canary, Provenance(config={}), [], {})
     workspace, data_sets = Workspace(run.config(*RFT)), select_data(run.store, run.config(*RFT))
     with pytest.raises(ValueError, match=rf"the data sets of smoke cannot be trained on by this policy: {message}"):
         _check_tokens(workspace, version, data_sets)
@@ -240,10 +234,7 @@ def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> No
     The database is closed to the outside, too: to what the parser might let through one day.
     """
     (tmp_path / "in.csv").write_text("a\n1\n")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        open_database([], Intake(), load("smoke").audit) as database,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as server, open_database([], Intake(), load("smoke").audit) as database:
         server.settimeout(0.05)
         for where, message in CONDITIONS.items():
             told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")

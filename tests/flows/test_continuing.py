@@ -16,14 +16,10 @@ from storage.versions.drafts import Draft
 from tests.support.chain_helpers import rewrite
 
 CHANGED = [
-    "optimizer.lr=1e-6",
-    "optimizer.max_grad_norm=0.5",
-    "algorithm.critic.lr=1e-7",
-    "algorithm.c_clip=2.0",
-    "algorithm.early_stop_imp_ratio=null",
-    "algorithm.behaviour_weight.cap=2.0",
+    "optimizer.lr=1e-6", "optimizer.max_grad_norm=0.5", "algorithm.critic.lr=1e-7", "algorithm.c_clip=2.0",
+    "algorithm.early_stop_imp_ratio=null", "algorithm.behaviour_weight.cap=2.0",
     "algorithm.advantage.bound=1.0",
-]
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Stores that earlier versions of the programs made (`tests/kept_stores/make.py`) are read and forked."""
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,26 +19,22 @@ from storage import layout
 from storage.logs import catalog
 from storage.logs.nights import Nights
 from storage.maintenance.verify import check_logs, verify
-from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, manifests
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
 from tasks.retrain.commands import give_up
 from tests.conftest import INFERENCE, forget
 from tests.support.chain_helpers import nonces
-from tests.support.paths import ROOT
+from tests.support.kept import KEPT, unpack_kept
 
-FOLDER = ROOT / "tests/kept_stores"
-KEPT = sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz"))
+NAMES = sorted(path.name.removesuffix(".tar.gz") for path in KEPT.glob("*.tar.gz"))
 
 
 class Kept:
     """A kept store, unpacked in another folder than it was made in."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
-        self.folder, self.store = folder, Store(str(folder / "store"))
+        self.folder, self.store = folder, unpack_kept(name, folder)
         self.place = [f"storage.root={self.store.root}", f"storage.cache={folder}/cache"]
 
     def settings(self, run: str) -> str:
@@ -56,7 +51,7 @@ class Kept:
         return [*logs.findings, *verify(self.store, logs.versions, deep=True).findings]
 
 
-@pytest.fixture(scope="module", params=[KEPT[0], *(pytest.param(name, marks=pytest.mark.long) for name in KEPT[1:])])
+@pytest.fixture(scope="module", params=[NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(request.param, tmp_path_factory.mktemp("kept"))
 
@@ -64,7 +59,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Yield a server for the smallest policy, which the policies of all stores are."""
-    oldest = Kept(KEPT[0], tmp_path_factory.mktemp("oldest"))
+    oldest = Kept(NAMES[0], tmp_path_factory.mktemp("oldest"))
     first = checkpoints.open_checkpoint(oldest.store, layout.checkpoint("half", 0), oldest.folder / "cache")
     with Engine(INFERENCE, Rollout(), oldest.folder) as engine:
         engine.serve(first)

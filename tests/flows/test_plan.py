@@ -17,13 +17,9 @@ from tasks.warm_start.policy_sizes import DENSE, parameters_of, policy_values
 from tests.support.paths import ROOT
 
 SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 50,
-}
+    "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 50,
+}  # fmt: skip
 RECIPES = ("gsm8k-1.5b", "gsm8k-7b", "math-32b", "math-72b")
 
 

@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -184,16 +182,12 @@ def test_manifests_cannot_name_other_objects(store: Store, tmp_path: Path, field
 
 ROOT_KNOB = "storage.root='{}'"
 URIS = [
-    "s3://key:topsecret@bucket/x.jsonl",
-    "zip://x.jsonl::https://me:topsecret@host/x.zip",
-    "https://host/x.jsonl?X-Amz-Signature=topsecret",
-    "https://host/x.jsonl?page=2&access_token=topsecret",
-    "https://host/x.jsonl?sv=2&sig=topsecret",
-    "https://topsecret@host/x.jsonl",
-    "sftp://me:topsecret@host/x.jsonl",
-    "https://host/x.jsonl#token=topsecret",
+    "s3://key:topsecret@bucket/x.jsonl", "zip://x.jsonl::https://me:topsecret@host/x.zip",
+    "https://host/x.jsonl?X-Amz-Signature=topsecret", "https://host/x.jsonl?page=2&access_token=topsecret",
+    "https://host/x.jsonl?sv=2&sig=topsecret", "https://topsecret@host/x.jsonl",
+    "sftp://me:topsecret@host/x.jsonl", "https://host/x.jsonl#token=topsecret",
     "https://[host/x.jsonl?password=topsecret",
-]
+]  # fmt: skip
 OVERRIDES = [
     "policy={{path: '{}'}}",
     "problems.train={{kind: jsonl, path: '{}'}}",
@@ -241,20 +235,15 @@ def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path:
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        ("--trust-remote-code", "run code"),
-        ("--hf-overrides.auto_map", "run code"),
-        ("--load-format=pt", "load pickles"),
-        ("--distributed-executor-backend=my.own.Executor", "run code"),
-        ("--host", "open the server"),
-        ("--uds=/tmp/x", "open the server"),
-        ("--api-key=topsecret", "open the server"),
-        ("--model", "the pipeline chooses"),
+        ("--trust-remote-code", "run code"), ("--hf-overrides.auto_map", "run code"),
+        ("--load-format=pt", "load pickles"), ("--distributed-executor-backend=my.own.Executor", "run code"),
+        ("--host", "open the server"), ("--uds=/tmp/x", "open the server"),
+        ("--api-key=topsecret", "open the server"), ("--model", "the pipeline chooses"),
         ("--tensor-parallel-size=2", "set inference.tensor_parallel"),
-        ("--tensor_parallel", "set inference.tensor_parallel"),
-        ("-pp", "set inference.pipeline_parallel"),
+        ("--tensor_parallel", "set inference.tensor_parallel"), ("-pp", "set inference.pipeline_parallel"),
         ("-dp", "set inference.replicas"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_open_vllm_are_refused(argument: str, reason: str) -> None:
     """Abbreviations and other spellings that vLLM accepts are refused, too. Values such as keys are not repeated."""
     with pytest.raises(ConfigError, match=reason) as error:
@@ -308,26 +297,3 @@ def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.M
     with pytest.raises(UnavailableError, match="ordinary AWS chain") as error:
         Store(f"s3://{bucket}/x").read("a")
     assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
-
-
-@pytest.mark.long
-def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path) -> None:
-    """Torch's default is to load code from a folder in TMPDIR with a well-known name."""
-    home, temporary = tmp_path / "home", tmp_path / "tmp"
-    home.mkdir()
-    temporary.mkdir()
-    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    code = (
-        "from configs import load; from flows.run.workspace import Workspace; Workspace(load('smoke'))\n"
-        "import torch._dynamo.package as package; print(package.DiskDynamoCache, package.cache_dir())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, "HOME": str(home), "TMPDIR": str(temporary)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert str(home) in done.stdout
-    assert not list(temporary.iterdir())

@@ -69,14 +69,17 @@ def folder(tmp_path: Path, prefect_database: Path) -> Path:
     return tmp_path
 
 
+def environment_of(folder: Path, scratch: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    return kept | {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+
+
 def start(folder: Path, scratch: Path, **environment: str) -> "subprocess.Popen[str]":
     """Start a flow that runs until `folder`/stop exists, with a temporary server, and wait for the server."""
-    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     job = subprocess.Popen(
         [sys.executable, "-c", JOB, str(folder / "stop")],
         cwd=folder,
-        env={**kept, **own, **environment},
+        env=environment_of(folder, scratch) | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -131,10 +134,9 @@ def test_a_machine_that_does_not_reach_itself_is_reported_at_once(tmp_path: Path
     isolated = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("no name spaces for users here")
-    own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
-    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    own = environment_of(tmp_path, scratch)
     command = [*isolated, sys.executable, "-m", "flows.score", "smoke"]
-    done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert re.fullmatch(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up.*\n", done.stderr)
 
@@ -164,10 +166,6 @@ def test_nothing_is_reported_to_the_makers_of_prefect(scratch: Path) -> None:
         "import flows.score; from prefect.settings import PREFECT_SERVER_ANALYTICS_ENABLED as server;"
         "from prefect._internal.analytics import is_telemetry_enabled as client; print(client(), server.value())"
     )
-    bare = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(scratch),
-        "PREFECT_HOME": str(scratch),
-    }
+    bare = {"PATH": os.environ["PATH"], "HOME": str(scratch), "PREFECT_HOME": str(scratch)}
     ran = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, env=bare, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]

@@ -20,16 +20,11 @@ from tasks.inference.server import Server
 @pytest.mark.parametrize(
     ("visible", "replicas", "size", "servers"),
     [
-        ("", 2, 1, ["", ""]),
-        ("0", 1, 1, ["0"]),
-        ("0 1", 1, 1, ["1"]),
-        ("0 1", 2, 1, ["0", "1"]),
-        ("0 1 2 3", 2, 1, ["2", "3"]),
-        ("0 1 2 3", 1, 2, ["2 3"]),
-        ("0 1 2 3", 2, 2, ["0 1", "2 3"]),
+        ("", 2, 1, ["", ""]), ("0", 1, 1, ["0"]), ("0 1", 1, 1, ["1"]), ("0 1", 2, 1, ["0", "1"]),
+        ("0 1 2 3", 2, 1, ["2", "3"]), ("0 1 2 3", 1, 2, ["2 3"]), ("0 1 2 3", 2, 2, ["0 1", "2 3"]),
         ("5 GPU-1f MIG-2e", 2, 1, ["GPU-1f", "MIG-2e"]),
     ],
-)
+)  # fmt: skip
 def test_devices_are_dealt(visible: str, replicas: int, size: int, servers: list[str]) -> None:
     """Each server gets its own devices. The first device is the trainer's and is used only if the others run out."""
     assert deal(visible.split(), replicas, size) == [server.split() for server in servers]

@@ -147,18 +147,8 @@ def test_answers_have_a_bound(question: str, status: int, encoding: str, monkeyp
 HALF = b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}'
 MALFORMED: dict[str, list[object]] = {
     "chat": [
-        *(
-            HALF,
-            b"",
-            b"[]",
-            b"null",
-            b'{"choices": [{"mess',
-            b"<html>",
-            b"[" * 100_000,
-            b"\xff\xfe",
-            {},
-            {"choices": []},
-        ),
+        *(HALF, b"", b"[]", b"null", b'{"choices": [{"mess', b"<html>", b"[" * 100_000, b"\xff\xfe"),
+        *({}, {"choices": []}),
         *({"choices": [{}]}, {"choices": {}}, {"choices": [None]}, {"choices": [{"message": "8"}]}),
         *(completion(8), completion(["8"]), completion({"a": 8}), {"choices": completion("8")["choices"] * 2}),
     ],
@@ -179,11 +169,8 @@ MALFORMED: dict[str, list[object]] = {
                 *({"index": "0"}, {"token_ids": None}, {"token_ids": [5, "6"]}, {"token_ids": [5, -6]}),
                 *({"token_ids": [5, 2**40]}, {"token_ids": [5]}, {"logprobs": None}, {"logprobs": {"content": [1, 2]}}),
                 *({"logprobs": {"content": [{"logprob": None}] * 2}}, spans(), spans(1), spans(2, 2), spans(10**12)),
-                *(
-                    {"weight_versions": [{"version": "x", "start": 0, "end": 2}]},
-                    spans(-1, 3),
-                    spans(10**12, -(10**12) + 2),
-                ),
+                *(spans(-1, 3), spans(10**12, -(10**12) + 2)),
+                {"weight_versions": [{"version": "x", "start": 0, "end": 2}]},
             )
         ),
         {"choices": [choice(**spans(4), token_ids=[5] * 4, logprobs={"content": [{"logprob": -1}] * 4}), choice()]},

@@ -83,12 +83,8 @@ def test_tables_for_people() -> None:
     ]
     assert standing_rows(rows[:1])[0] == {"standing": "unknown", "problems": "0", "episodes": "0", "mean rate": ""}
     assert [row["problem"] for row in suspect_rows(rows, PROBLEMS)] == ["5", "1"]
-    assert suspect_rows(rows, PROBLEMS)[0] == {
-        "problem": "5",
-        "prompt": "What is 5?",
-        "gold answers": "5; 05",
-        "episodes": "64",
-    }
+    first = {"problem": "5", "prompt": "What is 5?", "gold answers": "5; 05", "episodes": "64"}
+    assert suspect_rows(rows, PROBLEMS)[0] == first
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)

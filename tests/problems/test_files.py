@@ -82,18 +82,14 @@ def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("new/*.jsonl", ["a/000001", "b/000001"]),
-        ("new/?.jsonl", ["a/000001", "b/000001"]),
-        ("new/[b-z].jsonl", ["b/000001"]),
-        ("*/a.jsonl", ["new/a/000001", "old/a/000001"]),
+        ("new/*.jsonl", ["a/000001", "b/000001"]), ("new/?.jsonl", ["a/000001", "b/000001"]),
+        ("new/[b-z].jsonl", ["b/000001"]), ("*/a.jsonl", ["new/a/000001", "old/a/000001"]),
         ("ne[w]/deep/*/rows*", ["new/deep/c.d/rows.v1/000001"]),
-        ("**/rows.v1.jsonl", ["new/deep/c.d/rows.v1/000001"]),
-        ("new/a*", ["a/000001"]),
-        ("sets [v2]/*.jsonl", ["x/000001", "y*/000001", "y1/000001"]),
-        ("sets [v2]/y*.jsonl", ["000001"]),
+        ("**/rows.v1.jsonl", ["new/deep/c.d/rows.v1/000001"]), ("new/a*", ["a/000001"]),
+        ("sets [v2]/*.jsonl", ["x/000001", "y*/000001", "y1/000001"]), ("sets [v2]/y*.jsonl", ["000001"]),
         ("sets ?v2]/[x].jsonl", ["sets [v2]/x/000001"]),
     ],
-)
+)  # fmt: skip
 def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     """Ids begin with the variable part of the path; folders and hidden files are skipped. What exists is no pattern."""
     for name in ("sets [v2]/x.jsonl", "sets [v2]/y*.jsonl", "sets [v2]/y1.jsonl", "sets v/x.jsonl"):

@@ -370,19 +370,18 @@ print("the process goes on")
 """
 
 
+def run_script(path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path.write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
 @pytest.mark.parametrize(("patience_s", "end", "status"), [("0.1", "complete", 0), ("600", "interrupted", -2)])
 def test_a_thread_that_never_ends_holds_up_nothing(patience_s: str, end: str, status: int, tmp_path: Path) -> None:
     """Neither the end of the rollout nor that of the process waits for it; a warning names its line."""
-    script = tmp_path / "stays.py"
-    script.write_text(THREAD_THAT_STAYS)
-    done = subprocess.run(
-        [sys.executable, script, patience_s, end],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_script(script := tmp_path / "stays.py", THREAD_THAT_STAYS, patience_s, end)
     assert done.returncode == status
     assert f'File "{script}", line 10, in never_ends' in done.stderr
     assert ("goes on" in done.stdout) == (end == "complete")
@@ -432,12 +431,7 @@ call()
 )
 def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str, thread: str, tmp_path: Path) -> None:
     """It is named with its line when it has blocked them for a while, and at its deadline."""
-    script = tmp_path / "stuck.py"
-    script.write_text(STUCK.replace("STEP", step))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, script, thread], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_script(script := tmp_path / "stuck.py", STUCK.replace("STEP", step), thread)
     assert done.returncode == 1
     _, warned, ended = done.stderr.split(" has blocked all episodes ")
     assert warned.startswith("for 1 s")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -45,13 +45,16 @@ def settings(*more: str) -> Config:
     return load("smoke", [f"run.name={RUN}", sizes, *more])
 
 
+@dataclass
 class Team:
     """A scheduler and its workers."""
 
-    def __init__(self, store: Store, verifier: Verifier, scheduler: Scheduler, seconds: Callable[[int], float]) -> None:
-        self.store, self.verifier, self.scheduler, self.seconds = store, verifier, scheduler, seconds
-        self.workers: list[ThreadWorker] = []
-        self.log: list[str] = []
+    store: Store
+    verifier: Verifier
+    scheduler: Scheduler
+    seconds: Callable[[int], float]
+    log: list[str]
+    workers: list[ThreadWorker] = field(default_factory=list)
 
     def join(self, seconds: Callable[[int], float] | None = None) -> ThreadWorker:
         engine = WaitingEngine(seconds or self.seconds)
@@ -68,8 +71,7 @@ def team(
 ) -> Iterator[Team]:
     log: list[str] = []
     with ExitStack() as stack, Scheduler(silence_s, 5, log.append) as scheduler:
-        made = Team(store, verifier, scheduler, seconds)
-        made.log = log
+        made = Team(store, verifier, scheduler, seconds, log)
         for _ in range(count):
             stack.callback(made.join().close)
         yield made

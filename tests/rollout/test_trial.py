@@ -36,10 +36,7 @@ def tokenizer_for(form: str) -> PreTrainedTokenizerBase:
 
 
 def tried(
-    verifier: Verifier,
-    *overrides: str,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: tuple[Problem, ...] = (PROBLEM,),
+    verifier: Verifier, *overrides: str, tokenizer: PreTrainedTokenizerBase, problems: tuple[Problem, ...] = (PROBLEM,)
 ) -> tuple[str, list[str]]:
     """Return the story of an episode, and what was found."""
     story, config = list[str](), load("smoke", [*POLICY, *overrides])
@@ -133,16 +130,8 @@ def maze(broken: str) -> tuple[str, ...]:
 
 REFUSED: list[tuple[tuple[str, ...], str, str]] = [
     (CALLING, "opening", "does not show the tool 'calculator'"),
-    (
-        maze("reset"),
-        "qwen3",
-        "KeyError: 'wall' (test_trial.py:LINE in reset)",
-    ),
-    (
-        maze("constructor"),
-        "qwen3",
-        "constructor raised LookupError: no maze",
-    ),
+    (maze("reset"), "qwen3", "KeyError: 'wall' (test_trial.py:LINE in reset)"),
+    (maze("constructor"), "qwen3", "constructor raised LookupError: no maze"),
     ((f"agent={{type: openai, args: {{entry: '{HERE}:solve'}}}}",), "qwen3", "it must ask the endpoint"),
     (
         (f"agent={{type: openai, args: {{entry: '{HERE}:break_down'}}}}",),
@@ -182,11 +171,7 @@ FOUND: list[tuple[tuple[str, ...], str, str]] = [
     (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1"),
     (CALLING, "llama", "a call of 'calculator', as the chat template writes it, is not read as a call"),
     (CALLING, "silent", "shows the tool 'calculator', but writes no calls of tools"),
-    (
-        maze("step"),
-        "qwen3",
-        "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_trial.py:LINE in step)",
-    ),
+    (maze("step"), "qwen3", "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_trial.py:LINE in step)"),
     ((f"agent={{type: '{HERE}:Silent'}}",), "qwen3", "before the policy is asked: rejected"),
     (("score.type=tests.support.own_scorers:misbehaves",), "qwen3", "fails after the answer '\\\\boxed{3}': error"),
     (("score.type=tests.support.own_scorers:decides",), "qwen3", "is not right for the scorer"),

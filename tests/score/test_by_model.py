@@ -90,23 +90,9 @@ def test_the_number_is_the_last_line_of_the_judges_own_words(text: str, number: 
 
 
 RUBBISH = ["", "I would rather not say.", "Score: 11", "Score: -1", "Score: many", "7", "Underscore: 9", "Score: 4/5"]
-RUBBISH += [
-    "Score: 80%",
-    "Score: 7-8",
-    "Score: 7 or 8",
-    "Score: ~7",
-    "Score: 1,000",
-    "Score: 8²",
-    "Score: 1e0",
-    "Score: 3½",
-]
-RUBBISH += [
-    "Final score: 10. I subtracted score 3.",
-    "I give it a score: 8",
-    "<think>Score: 8",
-    "> Score: 8",
-    '"Score: 8"',
-]
+RUBBISH += [f"Score: {value}" for value in ("80%", "7-8", "7 or 8", "~7", "1,000", "8²", "1e0", "3½")]
+RUBBISH += ["Final score: 10. I subtracted score 3.", "I give it a score: 8", "<think>Score: 8", "> Score: 8"]
+RUBBISH += ['"Score: 8"']
 
 
 @pytest.mark.parametrize("text", RUBBISH)

@@ -31,11 +31,6 @@ TIMEOUT_S = 1.0
 VERSIONS, RIVALS = 3, 2
 
 
-def open_impatient(bucket: str) -> Store:
-    """Open the store in `bucket` with a shorter request timeout than requests over the internet need."""
-    return Store(f"s3://{bucket}/root", request_timeout_s=TIMEOUT_S)
-
-
 def commit(store: Store, number: int, writer: int) -> bool:
     """Write and commit a version; return whether this writer's attempt was the one committed."""
     rows = [Score(f"{number}/{writer}/{turn}", turn, "correct", 1.0, "", "", "", 1.0) for turn in range(3)]
@@ -48,8 +43,8 @@ def commit_all(bucket: str) -> Counter[int]:
     """Commit each version with `RIVALS` writers at once; return by version how many of them believe that they won."""
     jobs = [(number, writer) for number in range(VERSIONS) for writer in range(RIVALS)]
     with ThreadPoolExecutor(8) as writers:
-        outcomes = writers.map(lambda job: (job[0], commit(open_impatient(bucket), *job)), jobs)
-        return Counter(number for number, won in outcomes if won)
+        won = writers.map(lambda job: commit(Store(f"s3://{bucket}/root", request_timeout_s=TIMEOUT_S), *job), jobs)
+        return Counter(number for (number, _), wins in zip(jobs, won, strict=True) if wins)
 
 
 def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:

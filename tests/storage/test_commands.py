@@ -155,10 +155,7 @@ def test_gc_deletes_only_if_asked(filled: Store) -> None:
     ("arguments", "message"),
     [
         (["show", "runs/s/checkpoints/000007"], "was never committed, did you mean 'runs/r/checkpoints/000001'?"),
-        (
-            ["show", "r"],
-            "r was never committed, but r is a run: name a version, such as runs/r/checkpoints/000001; ",
-        ),
+        (["show", "r"], "r was never committed, but r is a run: name a version, such as runs/r/checkpoints/000001; "),
         (["show", "r/1"], "r/1 was never committed, did you mean 'runs/r/checkpoints/000001'?"),
         (["show", "runs/r/trajectories/0"], "0 was never committed, did you mean 'runs/r/trajectories/000000'?"),
         (["show", "r/lastest"], "was never committed, did you mean 'r/latest'?"),
@@ -217,14 +214,10 @@ def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
 @pytest.mark.parametrize(
     ("command", "make"),
     [
-        ("ls", Path.exists),
-        ("ls", Path.mkdir),
-        ("ls", Path.touch),
-        ("verify", Path.exists),
-        ("repair", Path.exists),
-        ("show runs/r/run", Path.exists),
+        ("ls", Path.exists), ("ls", Path.mkdir), ("ls", Path.touch), ("verify", Path.exists),
+        ("repair", Path.exists), ("show runs/r/run", Path.exists),
     ],
-)
+)  # fmt: skip
 def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:
     """The root is most likely mistyped: no command reports it as an undamaged store or creates anything there."""
     root = tmp_path / "vra"

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
 from tests.support.chain_helpers import ROWS, commit_rows
-from tests.support.paths import ROOT
+from tests.support.kept import unpack_kept
 from tests.support.programs import call_program
 
 RUN, REPORT = "nightly-0001", "runs/nightly-0001/report/summary.json"
@@ -38,11 +36,9 @@ BEGAN_WITH = [layout.run("half"), layout.checkpoint("half", 0)]
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the root of a kept store. `RUN` is a night that began with a policy of the run `half`."""
-    folder = tmp_path_factory.mktemp("kept")
-    with tarfile.open(ROOT / "tests/kept_stores/2027-01.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    Store(str(folder / "store")).write(REPORT, b"{}")
-    return folder / "store"
+    store = unpack_kept("2027-01", tmp_path_factory.mktemp("kept"))
+    store.write(REPORT, b"{}")
+    return Path(store.root)
 
 
 @pytest.fixture
@@ -100,7 +96,7 @@ def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None
     """Nothing is copied twice, and an alias that points elsewhere by now is left alone."""
     target, new = Store(str(tmp_path / "target")), layout.trajectories(RUN, 1)
     copy_run(source, target, RUN)
-    commit_rows(source, new, "trajectories", TRAJECTORY_SCHEMA, ROWS, [SECOND, TRAINED_ON], token=3)
+    commit_rows(source, new, "trajectories", ROWS, [SECOND, TRAINED_ON], token=3)
     aliases.move(target, "champion", FIRST, 0)
     assert [manifest.version for manifest in copy_run(source, target, RUN)] == [new]
     champion = aliases.current(target, "champion")
@@ -120,7 +116,7 @@ def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path
 def test_a_fit_that_has_just_begun_brings_its_data_and_their_scores(source: Store, tmp_path: Path) -> None:
     """Scores are no ancestors of the data sets that it names, nor is the run that holds an imported one's tokenizer."""
     played, imported = layout.trajectories(RUN, 0), layout.trajectories("imported", 0)
-    commit_rows(source, imported, "trajectories", TRAJECTORY_SCHEMA, ROWS, [TRAINED_ON])
+    commit_rows(source, imported, "trajectories", ROWS, [TRAINED_ON])
     for run, config in (("imported", {}), ("fitted", {"fit": {"data": [played, imported]}})):
         with Draft(source, layout.run(run), "run") as draft:
             draft.commit(Provenance(config=config), [])
@@ -212,30 +208,24 @@ def test_an_object_that_arrives_damaged_is_not_committed(
     assert verify(target, [SECOND]).findings == []
 
 
-def _import_problems_itself(source: Store, target: Store) -> None:
-    commit_rows(target, HELD_OUT, "problems", TRAJECTORY_SCHEMA, ROWS, [])
-
-
 def _go_on(source: Store, target: Store) -> None:
     copy_run(source, target, RUN)
-    commit_rows(target, layout.trajectories(RUN, 1), "trajectories", TRAJECTORY_SCHEMA, ROWS, [SECOND])
-
-
-def _damage(source: Store, _: Store) -> None:
-    source.write(layout.manifest(BEGAN_WITH[1]), b"{")
-
-
-def _write(_: Store, target: Store) -> None:
-    Lease(target, RUN, label="a flow run")._acquire()
+    commit_rows(target, layout.trajectories(RUN, 1), "trajectories", ROWS, [SECOND])
 
 
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (_import_problems_itself, f"target has {HELD_OUT}, from which .* into a new root"),
+        (
+            lambda _, target: commit_rows(target, HELD_OUT, "problems", [], []),
+            f"target has {HELD_OUT}, from which .* into a new root",
+        ),
         (_go_on, f"target has {layout.trajectories(RUN, 1)}, from which .* went on"),
-        (_damage, f"cannot be copied whole: {BEGAN_WITH[1]}"),
-        (_write, "is being written by a flow run"),
+        (
+            lambda source, _: source.write(layout.manifest(BEGAN_WITH[1]), b"{"),
+            f"cannot be copied whole: {BEGAN_WITH[1]}",
+        ),
+        (lambda _, target: Lease(target, RUN, label="a flow run")._acquire(), "is being written by a flow run"),
     ],
 )
 def test_copies_that_would_mix_or_lose_something_are_refused(

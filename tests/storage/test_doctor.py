@@ -123,10 +123,7 @@ class Refusing(LocalBackend):
         (Secretive(), {"absence": "needs s3:ListBucket", "delete": "Access Denied", "race": "Access Denied"}),
         (Refusing("walk"), dict.fromkeys(("listing", "tidied up"), "Access Denied")),
         (Refusing("delete"), dict.fromkeys(("delete", "listing", "tidied up"), "Access Denied")),
-        (
-            Refusing("write"),
-            dict.fromkeys(("write", "delete", "second create", "listing"), "Access Denied"),
-        ),
+        (Refusing("write"), dict.fromkeys(("write", "delete", "second create", "listing"), "Access Denied")),
     ],
     ids=lambda value: type(value).__name__,
 )

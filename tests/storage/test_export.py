@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.weights import load_model
+from tests.support.kept import unpack_kept
 from tests.support.paths import ROOT
 from tests.support.programs import call_program
 
@@ -34,10 +34,7 @@ CHAMPION = PolicyVersion(layout.checkpoint("nightly-0001", 1))
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kept")
-    with tarfile.open(ROOT / "tests/kept_stores/2027-01.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "store"
+    return Path(unpack_kept("2027-01", tmp_path_factory.mktemp("kept")).root)
 
 
 def blocks(card: str) -> list[str]:

@@ -7,15 +7,9 @@ from storage.maintenance.export import _public
 from tasks.inference.location import locate
 
 ROOTS = (
-    "s3://team/runs/prod",
-    "s3://runs/runs",
-    "/home/anna/problems/rl",
-    "/mnt/audits/runs",
-    "/mnt/runs/exclusions/runs/store",
-    "runs/mine",
-    "~/runs/demo/checkpoints",
-    "/home/runs-of-mine",
-)
+    "s3://team/runs/prod", "s3://runs/runs", "/home/anna/problems/rl", "/mnt/audits/runs",
+    "/mnt/runs/exclusions/runs/store", "runs/mine", "~/runs/demo/checkpoints", "/home/runs-of-mine",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("root", ROOTS)

@@ -237,11 +237,7 @@ DAMAGES: dict[str, Case] = {
     "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
     "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
     "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
-    "a parent lost": (
-        lambda store, _: store.delete(layout.manifest(RUN)),
-        manifest_key(RUN),
-        "was never committed",
-    ),
+    "a parent lost": (lambda store, _: store.delete(layout.manifest(RUN)), manifest_key(RUN), "was never committed"),
     "future manifest": misstated(SCORES, f"has format {MANIFEST_VERSION + 1}", manifest_version=MANIFEST_VERSION + 1),
     "future schema": rewritten(
         SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"}), "schema_version 99"

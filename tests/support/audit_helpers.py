@@ -9,12 +9,13 @@ from configs import Config, load
 from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
-from storage.versions import checkpoints, datasets, manifests
+from storage.records import Problem
+from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems import fingerprint
 from tasks.problems.generated import generate
+from tests.support.chain_helpers import commit_rows
 
 
 @cache
@@ -56,11 +57,7 @@ def commit(
     config: Config,
     rows_per_shard: int = 25_000,
 ) -> None:
-    """Commit a data set of these rows."""
-    schema = {"problems": PROBLEM_SCHEMA, "scores": SCORE_SCHEMA}.get(kind, TRAJECTORY_SCHEMA)
-    with Draft(store, version, kind) as draft:
-        datasets.write_rows(draft, schema, rows, rows_per_shard)
-        draft.commit(_provenance(config), parents)
+    commit_rows(store, version, kind, rows, parents, config=config.model_dump(mode="json"), shard=rows_per_shard)
 
 
 def _provenance(config: Config) -> Provenance:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from configs.audit import Audit
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, VerdictName
+from storage.records import Problem, Score, Trajectory, VerdictName
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
@@ -71,15 +71,15 @@ class Audited:
 
     def __init__(self, store: Store, folder: Path, verifier: Verifier) -> None:
         self.store, self.folder, self.verifier = store, folder, verifier
-        commit_rows(store, PROBLEMS, "problems", PROBLEM_SCHEMA, [SUM], [])
+        commit_rows(store, PROBLEMS, "problems", [SUM], [])
 
     def add_policy(self, model: Path) -> None:
         checkpoints.commit(self.store, FIRST, model, None, Canary([1], []), provenance(0), [], {})
 
     def add(self, rows: Sequence[Trajectory], *scores: Score, parents: Sequence[str] = (FIRST, PROBLEMS)) -> None:
-        commit_rows(self.store, TRAJECTORIES, "trajectories", TRAJECTORY_SCHEMA, list(rows), list(parents), 1)
+        commit_rows(self.store, TRAJECTORIES, "trajectories", list(rows), list(parents), 1)
         if scores:
-            commit_rows(self.store, SCORES, "scores", SCORE_SCHEMA, list(scores), [TRAJECTORIES], 1)
+            commit_rows(self.store, SCORES, "scores", list(scores), [TRAJECTORIES], 1)
 
     def run(self, check: str, **settings: Any) -> Outcome:
         """Run a check; return its measurement and cases."""

@@ -49,32 +49,36 @@ def provenance(token: int) -> Provenance:
 def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Canary) -> Store:
     """Commit one whole iteration of a run; its last version is `SECOND`."""
     problems = [Problem(f"p{number}", "What is 1 + 1?", ["2"]) for number in range(3)]
-    commit_rows(store, PROBLEMS, "problems", PROBLEM_SCHEMA, problems, [])
+    commit_rows(store, PROBLEMS, "problems", problems, [])
     with Draft(store, RUN, "run") as draft:
         draft.commit(provenance(0), [])
     checkpoints.commit(store, FIRST, model, None, canary, provenance(0), [RUN], {})
     commit_trajectories(store, [FIRST, PROBLEMS])
-    commit_rows(store, SCORES, "scores", SCORE_SCHEMA, VERDICTS, [TRAJECTORIES], token=1)
+    commit_rows(store, SCORES, "scores", VERDICTS, [TRAJECTORIES], token=1)
     checkpoints.commit(store, SECOND, model, state, canary, provenance(1), [FIRST, TRAJECTORIES, SCORES], {})
     return store
 
 
 def commit_trajectories(store: Store, parents: Sequence[str]) -> Manifest:
-    return commit_rows(store, TRAJECTORIES, "trajectories", TRAJECTORY_SCHEMA, ROWS, parents, token=1)
+    return commit_rows(store, TRAJECTORIES, "trajectories", ROWS, parents, token=1)
 
 
 def commit_rows(
     store: Store,
     version: str,
     kind: manifests.Kind,
-    schema: pa.Schema,
-    rows: list[Any],
+    rows: Sequence[Any],
     parents: Sequence[str],
     token: int = 0,
+    *,
+    config: dict[str, Any] | None = None,
+    shard: int = 2,
 ) -> Manifest:
+    """Commit rows in shards of `shard`, with a configuration or as another writer of the run `r`."""
+    schema = {"problems": PROBLEM_SCHEMA, "scores": SCORE_SCHEMA}.get(kind, TRAJECTORY_SCHEMA)
     with Draft(store, version, kind) as draft:
-        datasets.write_rows(draft, schema, rows, rows_per_shard=2)
-        return draft.commit(provenance(token), parents)
+        datasets.write_rows(draft, schema, rows, shard)
+        return draft.commit(provenance(token) if config is None else Provenance(config=config), parents)
 
 
 def objects(store: Store) -> list[str]:

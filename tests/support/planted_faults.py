@@ -373,11 +373,7 @@ def slow_judge(scene: Scene) -> Ids:
 
 
 def call(
-    output: str,
-    arguments: str = "{}",
-    name: str = "calculator",
-    status: CallStatus = "answered",
-    turn: int = 0,
+    output: str, arguments: str = "{}", name: str = "calculator", status: CallStatus = "answered", turn: int = 0
 ) -> Call:
     return Call(turn, f"call-{turn}", name, arguments, output, status)
 

@@ -8,13 +8,14 @@ from typing import Any
 from storage import layout
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Fault, Problem, Status
+from storage.records import Fault, Problem, Status
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, datasets, manifests
+from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems import fingerprint
 from tasks.provenance.__main__ import main
+from tests.support.chain_helpers import commit_rows
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -48,7 +49,7 @@ class Place:
     def problems(self, *problems: Problem) -> str:
         version = layout.problems(fingerprint(problems))
         if not manifests.committed(self.store, version):
-            self._rows(version, "problems", PROBLEM_SCHEMA, problems, [])
+            commit_rows(self.store, version, "problems", problems, [], config={})
         return version
 
     def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
@@ -75,8 +76,8 @@ class Place:
                 scores_of = [replace(score, verdict="timeout", reason=each.timeout) for score in scores_of]
             scored += scores_of
         policy = layout.checkpoint(run, iteration)
-        self._rows(data_set, "trajectories", TRAJECTORY_SCHEMA, rows, [policy, problem_set])
-        self._rows(scores, "scores", SCORE_SCHEMA, scored, [data_set])
+        commit_rows(self.store, data_set, "trajectories", rows, [policy, problem_set], config={})
+        commit_rows(self.store, scores, "scores", scored, [data_set], config={})
         return data_set, scores
 
     def train(
@@ -101,7 +102,7 @@ class Place:
 
     def evaluate(self, policy: str, name: str, problem_set: str) -> str:
         version = layout.evaluation(PolicyVersion(policy), name, "greedy-0123456789ab")
-        self._rows(version, "evaluation", TRAJECTORY_SCHEMA, [], [policy, problem_set])
+        commit_rows(self.store, version, "evaluation", [], [policy, problem_set], config={})
         return version
 
     def collect(self, version: str) -> None:
@@ -109,11 +110,6 @@ class Place:
         self.store.write(layout.tombstone(version), seal({"version": version}))
         for file in manifests.read(self.store, version).files:
             self.store.delete(file.path)
-
-    def _rows(self, version: str, kind: manifests.Kind, schema: Any, rows: Sequence[Any], parents: list[str]) -> None:
-        with Draft(self.store, version, kind) as draft:
-            datasets.write_rows(draft, schema, rows, rows_per_shard=3)
-            draft.commit(Provenance(config={}), parents)
 
 
 def two_runs(place: Place) -> Place:

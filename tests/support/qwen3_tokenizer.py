@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.tiny_tokenizer import END_OF_TEXT, IM_END, IM_START, build_tokenizer
+from tests.support.tiny_tokenizer import build_tokenizer
 
 _MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
@@ -57,15 +57,7 @@ TEMPLATE = (
 
 def build_qwen3_tokenizer() -> PreTrainedTokenizerFast:
     """Build the tokenizer; its tokens are characters and a few words."""
-    plain = build_tokenizer(["What is", " and", " the"])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=plain._tokenizer,
-        eos_token=IM_END,
-        pad_token=END_OF_TEXT,
-        unk_token=plain.unk_token,
-        additional_special_tokens=[IM_START],
-        chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = build_tokenizer(["What is", " and", " the"])
+    tokenizer.chat_template = TEMPLATE
     tokenizer.add_tokens(_MARKS)
     return tokenizer

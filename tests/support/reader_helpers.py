@@ -5,9 +5,8 @@ from typing import Any
 
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
-from storage.versions import datasets
-from storage.versions.drafts import Draft, Provenance
+from storage.records import Score, Trajectory
+from tests.support.chain_helpers import commit_rows
 from tests.support.train_helpers import make_scores, make_trajectory
 
 EVIL = "<script>alert(1)</script>"
@@ -58,10 +57,7 @@ def strange() -> Rows:
 
 
 def commit(store: Store, iteration: int, rows: Rows, parents: list[str], **knobs: Any) -> None:
-    version, config = layout.trajectories("shared", iteration), Provenance(config={"ppo": PPO[iteration], **knobs})
-    with Draft(store, version, "trajectories") as draft:
-        datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows[0], rows_per_shard=50)
-        draft.commit(config, parents)
-    with Draft(store, layout.scores("shared", iteration, "5c0e"), "scores") as draft:
-        datasets.write_rows(draft, SCORE_SCHEMA, rows[1], rows_per_shard=50)
-        draft.commit(config, [version])
+    version, scores = layout.trajectories("shared", iteration), layout.scores("shared", iteration, "5c0e")
+    config = {"ppo": PPO[iteration], **knobs}
+    commit_rows(store, version, "trajectories", rows[0], parents, config=config, shard=50)
+    commit_rows(store, scores, "scores", rows[1], [version], config=config, shard=50)

@@ -7,32 +7,22 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 GROUPS = {
-    "tests/flows/test_arguments.py": "first",
-    "tests/flows/test_bad_network.py": "first",
-    "tests/flows/test_flows.py": "first",
-    "tests/flows/test_killed.py": "first",
-    "tests/flows/test_local_server.py": "first",
-    "tests/flows/test_mixtures.py": "first",
-    "tests/flows/test_models_beside.py": "first",
-    "tests/retrain/test_retrain.py": "first",
-    "tests/agents/test_turn_ends.py": "second",
-    "tests/audit/test_flow.py": "second",
-    "tests/rollout/test_selection.py": "second",
-    "tests/evaluate/test_evaluate.py": "second",
-    "tests/flows/test_interrupts.py": "second",
-    "tests/flows/test_kept_stores.py": "second",
-    "tests/flows/test_monitoring.py": "second",
-    "tests/flows/test_other_users.py": "second",
-    "tests/flows/test_safety.py": "second",
-    "tests/flows/test_several_devices.py": "second",
-    "tests/inference/test_engine.py": "second",
-    "tests/problems/test_exclusions.py": "second",
-    "tests/retrain/test_schedule.py": "second",
-    "tests/cluster/test_cluster.py": "ranks",
-    "tests/cluster/test_kills.py": "ranks",
-    "tests/cluster/test_local.py": "ranks",
-    "tests/cluster/test_trainer.py": "ranks",
-    "tests/flows/test_demo_llm.py": "ranks",
+    f"tests/{folder}/test_{name}.py": group
+    for group, folder, names in (
+        ("first", "flows", "arguments bad_network flows killed local_server mixtures models_beside"),
+        ("first", "retrain", "retrain"),
+        ("second", "flows", "interrupts kept_stores monitoring other_users safety several_devices"),
+        ("second", "agents", "turn_ends"),
+        ("second", "audit", "flow"),
+        ("second", "rollout", "selection"),
+        ("second", "evaluate", "evaluate"),
+        ("second", "inference", "engine"),
+        ("second", "problems", "exclusions"),
+        ("second", "retrain", "schedule"),
+        ("ranks", "cluster", "cluster kills local trainer"),
+        ("ranks", "flows", "demo_llm"),
+    )
+    for name in names.split()
 }
 """The group of each file that uses these servers, or waits long for ranks. One process runs all files of a group; the
 first two groups take about the same time."""

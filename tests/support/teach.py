@@ -106,11 +106,7 @@ class Rows(NamedTuple):
 
 
 def make_policy(
-    warm_start: WarmStart,
-    lessons: Sequence[Lesson],
-    seed: int,
-    folder: Path,
-    threads: int = 2,
+    warm_start: WarmStart, lessons: Sequence[Lesson], seed: int, folder: Path, threads: int = 2
 ) -> dict[str, float]:
     """Make a tokenizer and a Qwen3, teach it the problems of the lessons and save both in `folder`.
 

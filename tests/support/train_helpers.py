@@ -29,13 +29,15 @@ SMALL = LoRA(rank=3, alpha=6)
 UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
 GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount": 0.95, "normalisation": "none"}}
 EVERYTHING: dict[str, Any] = {
-    **GAE,
-    "critic": {"model": "own"},
-    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema"},
-    "behaviour_weight": {"level": "sequence", "cap": 1.1},
-    "entropy_coefficient": 0.1,
-    "mask_truncated": True,
-}
+    **GAE, "critic": {"model": "own"}, "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema"},
+    "behaviour_weight": {"level": "sequence", "cap": 1.1}, "entropy_coefficient": 0.1, "mask_truncated": True,
+}  # fmt: skip
+
+
+_OTHERS: dict[str, Any] = dict.fromkeys(("prompt", "problem_set", "policy", "agent", "environment"), "")
+_OTHERS |= dict.fromkeys(("sampling", "agent_args", "environment_args"), "{}") | {"run": "test"}
+_OTHERS |= dict.fromkeys(("iteration", "sample", "seed"), 0) | dict.fromkeys(("started_at", "latency_s"), 0.0)
+"""Columns of hand-made rows that say nothing."""
 
 
 def make_trajectory(
@@ -61,10 +63,7 @@ def make_trajectory(
         ids, mask = [*ids, *turn], [*mask, *[True] * len(turn)]
     return Trajectory(
         trajectory_id=name,
-        run="test",
-        iteration=0,
         problem_id=problem,
-        sample=0,
         status=status,
         reason=reason,
         token_ids=ids,
@@ -73,20 +72,10 @@ def make_trajectory(
         versions=[version if sampled else -1 for sampled in mask],
         turns=spans,
         turn_discount=turn_discount,
-        prompt="",
         solutions=[],
-        problem_set="",
-        policy="",
         policy_version=version,
-        sampling="{}",
-        agent="",
-        agent_args="{}",
-        environment="",
-        environment_args="{}",
-        seed=0,
-        started_at=0.0,
-        latency_s=0.0,
         unplayed_turns=unplayed_turns,
+        **_OTHERS,
     )
 
 
@@ -125,18 +114,9 @@ def random_rows(
 
 def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTrainedModel:
     """Make a model of two layers of width 32, with weights large enough for different logits."""
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "tie_word_embeddings": tied,
-    }
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"max_position_embeddings": 128, "initializer_range": 0.2, "tie_word_embeddings": tied}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         kinds = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}

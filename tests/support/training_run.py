@@ -10,14 +10,14 @@ from torch import Tensor
 from configs import Config, load
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, datasets, manifests
+from storage.versions import checkpoints, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
 from storage.versions.weights import load_model, make_adapter
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 from tasks.train.policy import load_policy, make_canary
+from tests.support.chain_helpers import commit_rows
 from tests.support.train_helpers import random_rows, save_tiny
 
 RUN, SCORER = "smoke", "5c0e"
@@ -120,14 +120,9 @@ class TrainingRun:
     def _add_data(self, iteration: int) -> None:
         rows, scores = random_rows(seed=iteration, newest=iteration, **self._data)
         (part,) = self.order(iteration).parts
-        for version, kind, schema, items in (
-            (part.trajectories, "trajectories", TRAJECTORY_SCHEMA, rows),
-            (part.scores, "scores", SCORE_SCHEMA, scores),
-        ):
-            parents = [layout.run(RUN), *([part.trajectories] if kind == "scores" else [self.policy(0)])]
-            with Draft(self.store, version, kind) as draft:  # type: ignore[arg-type]  # a literal
-                datasets.write_rows(draft, schema, items, rows_per_shard=100)
-                draft.commit(self._provenance, parents)
+        made: dict[str, Any] = {"config": self._provenance.config, "shard": 100}
+        commit_rows(self.store, part.trajectories, "trajectories", rows, [layout.run(RUN), self.policy(0)], **made)
+        commit_rows(self.store, part.scores, "scores", scores, [layout.run(RUN), part.trajectories], **made)
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -91,11 +91,7 @@ TREES = {
     "tool loop": Tree(follows=[-1, 0, 1], rewards=[None, None, 1]),
     # Two conversations of two turns at once. First answers: a's, then b's. Each asks again at once, and is graded.
     "two sub-agents": Tree(
-        follows=[-1, 0, -1, 2],
-        rewards=[None, 1, None, 0],
-        asked=[0, 1, 0, 2],
-        received=[0, 2, 1, 3],
-        paid=[0, 3, 0, 4],
+        follows=[-1, 0, -1, 2], rewards=[None, 1, None, 0], asked=[0, 1, 0, 2], received=[0, 2, 1, 3], paid=[0, 3, 0, 4]
     ),
     # Two ways to go on from the first turn, asked for at once; the agent goes on with the second of them.
     "unused branch": Tree(

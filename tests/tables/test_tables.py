@@ -36,16 +36,11 @@ from tests.support.trees import TREES
 
 DEFAULT = Scoring()
 ENDINGS: list[tuple[Status, Fault, int, str]] = [
-    ("completed", "", 0, ""),
-    ("truncated", "", 0, ""),
-    ("truncated", "", -1, LAST_TURN_CUT),
-    ("truncated", "policy", -1, "no room"),
-    ("truncated", "policy", 2, "no room"),
-    ("failed", "policy", -1, "gave up"),
-    ("failed", "policy", 3, "gave up"),
-    ("failed", "set-up", -1, "an error"),
-    ("rejected", "", -1, "bad group"),
-]
+    ("completed", "", 0, ""), ("truncated", "", 0, ""), ("truncated", "", -1, LAST_TURN_CUT),
+    ("truncated", "policy", -1, "no room"), ("truncated", "policy", 2, "no room"),
+    ("failed", "policy", -1, "gave up"), ("failed", "policy", 3, "gave up"),
+    ("failed", "set-up", -1, "an error"), ("rejected", "", -1, "bad group"),
+]  # fmt: skip
 
 
 def random_episode(draw: np.random.Generator, name: str, problem: str) -> tuple[Trajectory, list[Score]]:

@@ -16,18 +16,12 @@ def compute(expression: str) -> str:
 @pytest.mark.parametrize(
     ("expression", "result"),
     [
-        ("2 * (3 + 4)", "14"),
-        ("0.1 + 0.2", "0.3"),
-        ("10 / 4", "2.5"),
-        ("10 / 3", "10/3 (about 3.33333333333333)"),
-        ("-7 // 2", "-4"),
-        ("-7 % 3", "2"),
-        ("2 ** -3", "0.125"),
-        ("2 ** 100", "1267650600228229401496703205376"),
-        ("+1_000 + 0x10", "1016"),
+        ("2 * (3 + 4)", "14"), ("0.1 + 0.2", "0.3"), ("10 / 4", "2.5"),
+        ("10 / 3", "10/3 (about 3.33333333333333)"), ("-7 // 2", "-4"), ("-7 % 3", "2"), ("2 ** -3", "0.125"),
+        ("2 ** 100", "1267650600228229401496703205376"), ("+1_000 + 0x10", "1016"),
         ("1e-30", "0.000000000000000000000000000001"),
     ],
-)
+)  # fmt: skip
 def test_results_are_exact(expression: str, result: str) -> None:
     """Whole numbers have no decimals, decimals are not rounded as floats are, and other fractions stay fractions."""
     assert compute(expression) == result

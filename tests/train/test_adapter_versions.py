@@ -63,7 +63,9 @@ def test_a_version_has_the_adapter_alone(run: TrainingRun, tmp_path: Path) -> No
     """No weights of the base are stored again, no path is; a trainer that keeps the policy makes the same bits."""
     manifest, first = manifests.read(run.store, run.policy(2)), manifests.read(run.store, run.policy(0))
     assert first.base is None
+    assert b'"base"' not in run.store.read(layout.manifest(run.policy(0)))  # older programs know no such field
     assert manifest.base == manifests.as_parent(run.store, run.policy(0))
+    assert Config.model_validate(manifest.settings).policy.lora
     assert manifest.names_in("model") == set()
     assert manifest.names_in("adapter") == set(ADAPTER_FILES)
     opened = open_policy(run, 2)
@@ -124,6 +126,8 @@ def test_it_is_exported_as_it_is_or_merged(run: TrainingRun, tmp_path: Path) -> 
         attached = load_model(opened.model, opened.adapter)(tokens).logits
     torch.testing.assert_close(merged, attached, atol=1e-4, rtol=0)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").decode([7])
+    with pytest.raises(ValueError, match=r"config\.json"):  # it is no policy: it has no weights of its own
+        import_policy(str(tmp_path / "adapter"), tmp_path / "copy", tmp_path, run.store)
     plain = TrainingRun(tmp_path / "plain", 0, opened.model, [])
     with pytest.raises(StorageError, match="has no adapter: leave out --merge"):
         export(plain.store, plain.policy(0), tmp_path / "none", merge=True)
@@ -146,20 +150,6 @@ def test_another_run_begins_with_it_merged(run: TrainingRun, tmp_path: Path) -> 
         trainer.load(model, state, seed=9, adapter=adapter)
         assert trainer._train_state.steps == 0  # so the learning rate warms up anew
         assert not trainer._train_state.adamw.state
-
-
-def test_a_foreign_adapter_is_refused(run: TrainingRun, tmp_path: Path) -> None:
-    """A folder of peft, from wherever, is no policy: it has no weights of its own."""
-    export(run.store, run.policy(2), tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"config\.json"):
-        import_policy(str(tmp_path / "adapter"), tmp_path / "copy", tmp_path, run.store)
-
-
-def test_the_run_says_what_it_trains(run: TrainingRun) -> None:
-    """Older programs read manifests without an adapter: there is no new field in them."""
-    assert Config.model_validate(manifests.read(run.store, run.policy(2)).settings).policy.lora
-    stored = [json.loads(run.store.read(layout.manifest(run.policy(number)))) for number in (0, 2)]
-    assert ["base" in each for each in stored] == [False, True]
 
 
 @pytest.mark.long

@@ -118,8 +118,9 @@ class Naive:
     def length(self, row: int) -> int:
         return sum(token.row == row for token in self.actions)
 
-    def mean(self, loss: Callable[[Token], Tensor], tokens: Sequence[Token]) -> Tensor:
-        return torch.stack([loss(token) for token in tokens]).mean()
+    def mean(self, loss: Callable[[Token], Tensor], tokens: Sequence[Token] | None = None) -> Tensor:
+        """Return the mean over the tokens; None: over all actions."""
+        return torch.stack([loss(token) for token in (self.actions if tokens is None else tokens)]).mean()
 
     def mean_of_means(self, loss: Callable[[Token], Tensor]) -> Tensor:
         total = [loss(token) / self.length(token.row) for token in self.actions]
@@ -193,14 +194,14 @@ def naive_reinforce_pp(data: Naive) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def naive_dapo(data: Naive) -> Tensor:
-    return data.mean(lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.28), data.actions)
-
-
 def of_sequence(data: Naive, token: Token, ratio: Tensor) -> Tensor:
     """Return the loss of GSPO, weighted by the trainer's ratio to the policy that sampled."""
     weight = min(5.0, data.sequence_ratio(token).item())
     return weight * clip(ratio, data.advantage(token, by_std=True), 3e-4, 4e-4)
+
+
+def naive_dapo(data: Naive) -> Tensor:
+    return data.mean(lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.28))
 
 
 def naive_gspo(data: Naive) -> Tensor:
@@ -215,7 +216,7 @@ def naive_cispo(data: Naive) -> Tensor:
     def loss(token: Token) -> Tensor:
         return -min(ratio_of(token).item(), 5.0) * data.advantage(token, by_std=True) * token.logp
 
-    return data.mean(loss, data.actions)
+    return data.mean(loss)
 
 
 def naive_max_rl(data: Naive) -> Tensor:
@@ -224,7 +225,7 @@ def naive_max_rl(data: Naive) -> Tensor:
         rate = sum(peers) / len(peers)
         return (data.right_ahead(token.row, token.turn) - rate) / rate if rate else 0.0
 
-    return data.mean(lambda token: clip(ratio_of(token), advantage(token), 0.2, 0.2), data.actions)
+    return data.mean(lambda token: clip(ratio_of(token), advantage(token), 0.2, 0.2))
 
 
 def naive_mis(data: Naive) -> Tensor:
@@ -232,14 +233,14 @@ def naive_mis(data: Naive) -> Tensor:
         ratio = ratio_of(token)
         return -ratio * data.advantage(token) * (0.5 <= ratio.item() <= 5.0)
 
-    return data.mean(loss, data.actions)
+    return data.mean(loss)
 
 
 def naive_mis_sequence(data: Naive) -> Tensor:
     def loss(token: Token) -> Tensor:
         return -ratio_of(token) * data.advantage(token) * (0.8 <= data.sequence_ratio(token).item() <= 1.2)
 
-    return data.mean(loss, data.actions)
+    return data.mean(loss)
 
 
 def naive_rft(data: Naive) -> Tensor:
@@ -275,11 +276,11 @@ def naive_kto(data: Naive) -> Tensor:
 
 
 def naive_opd(data: Naive) -> Tensor:
-    return data.mean(lambda token: -ratio_of(token) * (token.teacher - token.behaviour), data.actions)
+    return data.mean(lambda token: -ratio_of(token) * (token.teacher - token.behaviour))
 
 
 def naive_echo(data: Naive) -> Tensor:
-    policy = data.mean(lambda token: clip(ratio_of(token), data.advantage(token), 0.2, 0.2), data.actions)
+    policy = data.mean(lambda token: clip(ratio_of(token), data.advantage(token), 0.2, 0.2))
     return policy + 0.1 * data.mean(lambda token: -token.logp, data.observations)
 
 
@@ -288,7 +289,10 @@ FORMULAS: dict[str, tuple[Callable[[Naive], Tensor], dict[str, Any]]] = {
     "dr_grpo": (naive_dr_grpo, {}),
     "rloo": (naive_rloo, {}),
     "reinforce_pp": (naive_reinforce_pp, {}),
-    "dapo": (naive_dapo, {}),
+    "dapo": (
+        lambda data: data.mean(lambda token: clip(ratio_of(token), data.advantage(token, by_std=True), 0.2, 0.28)),
+        {},
+    ),
     "gspo": (naive_gspo, {}),
     "gspo_token": (naive_gspo_token, {}),
     "cispo": (naive_cispo, {}),
@@ -378,17 +382,13 @@ def assigned(name: str, samples: Sequence[Sample], **knobs: Any) -> Assignment:
 @pytest.mark.parametrize(
     ("name", "successes", "expected"),
     [
-        ("grpo", [0, 0, 1, 1], [-1, -1, 1, 1]),
-        ("grpo", [0, 0, 0, 1], [-0.577, -0.577, -0.577, 1.732]),
-        ("dr_grpo", [0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]),
-        ("dr_grpo", [1, 1, 1, 1], [0, 0, 0, 0]),
-        ("rloo", [0, 1, 1], [-2, 1, 1]),
-        ("reinforce_pp", [0, 1, 1], [-1.414, 0.707, 0.707]),
-        ("max_rl", [0, 0, 0, 1], [-1, -1, -1, 3]),
-        ("max_rl", [0, 1, 1, 1], [-1, 1 / 3, 1 / 3, 1 / 3]),
+        ("grpo", [0, 0, 1, 1], [-1, -1, 1, 1]), ("grpo", [0, 0, 0, 1], [-0.577, -0.577, -0.577, 1.732]),
+        ("dr_grpo", [0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]), ("dr_grpo", [1, 1, 1, 1], [0, 0, 0, 0]),
+        ("rloo", [0, 1, 1], [-2, 1, 1]), ("reinforce_pp", [0, 1, 1], [-1.414, 0.707, 0.707]),
+        ("max_rl", [0, 0, 0, 1], [-1, -1, -1, 3]), ("max_rl", [0, 1, 1, 1], [-1, 1 / 3, 1 / 3, 1 / 3]),
         ("max_rl", [0, 0, 0, 0], [0, 0, 0, 0]),
     ],
-)
+)  # fmt: skip
 def test_advantages_by_hand(name: str, successes: Sequence[float], expected: Sequence[float]) -> None:
     """The examples of the algorithms' pages: one group, one turn and one token each."""
     found = assigned(name, group(*[[value] for value in successes]))
@@ -576,14 +576,12 @@ def doubled(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(-2 * inputs.advantages * inputs.logp)
 
 
-def own(folder: Path, **args: Any) -> dict[str, Any]:
-    trainer = make_trainer(save_tiny(folder), type=f"{__name__}:Halved", args=args)
-    return trainer.update(*rows(), version=2)
-
-
 def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
-    """It is named by its module, and the numbers that its loss returns are metrics."""
-    assert own(tmp_path, weight=0.25)["policy/surprise"] > 1
+    """It is named by its module, the numbers that its loss returns are metrics, and it may add a component."""
+    for args in ({"weight": 0.25}, {"component": "weight-only"}):
+        trainer = make_trainer(save_tiny(tmp_path), type=f"{__name__}:Halved", args=args)
+        metrics = trainer.update(*rows(), version=2)
+        assert (metrics["trajectories"], metrics["policy/surprise"] > 1) == (16, True)
 
 
 @pytest.mark.parametrize(
@@ -606,33 +604,14 @@ def test_mistakes_in_ones_own_are_told_before_anything_starts(args: dict[str, An
         check_algorithm(read_algorithm({"type": f"{__name__}:Halved", "args": args}))
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        (
-            "algorithm.scale=2",
-            r"algorithm\.scale=2: unknown key; arguments of your class are algorithm\.args=\{scale: …\}",
-        ),
-        ("algorithm.loss=a:b", None),
-    ],
-)
-def test_knobs_beside_a_class_of_ones_own(override: str, message: str | None) -> None:
-    """Arguments of the class are `args`; a loss may be another function."""
-    given = ["algorithm.type=my_module:Mine", override]
-    if message:
-        with pytest.raises(ConfigError, match=message):
-            load("smoke", given)
-    else:
-        assert load("smoke", given).algorithm.type == "my_module:Mine"
-
-
-def test_a_loss_of_ones_own_does_not_see_the_clip() -> None:
+def test_knobs_beside_a_class_or_loss_of_ones_own() -> None:
+    """Arguments of the class are `args`; a loss may be another function, which does not see the clip."""
+    own = ["algorithm.type=my_module:Mine"]
+    assert load("smoke", [*own, "algorithm.loss=a:b"]).algorithm.type == "my_module:Mine"
+    with pytest.raises(ConfigError, match=r"scale=2: unknown key; arguments of your class are algorithm\.args=\{scale"):
+        load("smoke", [*own, "algorithm.scale=2"])
     with pytest.raises(ValueError, match=r"eps_clip=0\.3 has no effect with a loss of your own"):
         read_algorithm({"type": "grpo", "loss": "a:b", "eps_clip": 0.3})
-
-
-def test_a_component_of_ones_own(tmp_path: Path) -> None:
-    assert own(tmp_path, component="weight-only")["trajectories"] == 16
 
 
 def test_a_loss_of_ones_own_replaces_the_policy_loss(tmp_path: Path) -> None:
@@ -660,9 +639,7 @@ def test_gspo_does_not_clip_rounding(tmp_path: Path, length: int) -> None:
     assert found["policy/clip_fraction"] == 0
     assert 0.4 < found["proximal/sequence_difference"] / (0.008 / length**0.5) < 1.6
     check_noise(found, "gspo")
-    with pytest.raises(
-        ValueError, match=r"algorithm\.type=gspo clips \d+% of the first minibatch.* below the noise of the"
-    ):
+    with pytest.raises(ValueError, match=r"type=gspo clips \d+% of the first minibatch.* below the noise of the"):
         check_noise(found | {"policy/first_clip_fraction": 0.3}, "gspo")
 
 

@@ -20,17 +20,11 @@ from tests.support.trees import TREES, Tree
 
 RAW = Reward(shape="raw")
 RETURNS: dict[str, list[float]] = {
-    "chain": [0.25, 0.5, 1],
-    "candidates": [1, 1, 1],
-    "candidate that goes on": [0.5, 0.5, 0.5, 1],
-    "retry": [0.5, 1],
-    "planner and workers": [1, 1, 0.5, 0],
-    "compaction": [0.25, 0.5, 1],
-    "tool loop": [0.25, 0.5, 1],
-    "two sub-agents": [0.5, 1, 0.5, 0],
-    "unused branch": [0.25, 0.5, 0.5, 1],
+    "chain": [0.25, 0.5, 1], "candidates": [1, 1, 1], "candidate that goes on": [0.5, 0.5, 0.5, 1],
+    "retry": [0.5, 1], "planner and workers": [1, 1, 0.5, 0], "compaction": [0.25, 0.5, 1],
+    "tool loop": [0.25, 0.5, 1], "two sub-agents": [0.5, 1, 0.5, 0], "unused branch": [0.25, 0.5, 0.5, 1],
     "nobody waited": [1, 1],
-}
+}  # fmt: skip
 """Returns of each tree's turns, as stored, with a turn discount of 0.5."""
 
 
@@ -201,13 +195,6 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
     none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
     (sample,) = build_samples([row], none, RAW)
     assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
-
-
-def test_what_nobody_waited_for_is_discounted_as_often_as_what_follows_is_deeper() -> None:
-    """Asked for after the first answer, it lies as deep as the turn that is paid, which came after a shallower one."""
-    tree = Tree(follows=[-1, -1, 0, 0], rewards=[None, None, None, 1], asked=[0, 0, 1, 2], received=[0, 1, -1, 2])
-    tree = replace(tree, paid=[0, 0, 0, 3])
-    assert sample_of(tree, turn_discount=0.5).returns.tolist() == [0.5, 0.5, 1, 1]
 
 
 def test_an_order_that_is_not_possible_is_known() -> None:

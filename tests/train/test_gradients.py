@@ -208,14 +208,3 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
         metrics[True].pop(name)
     for name, value in metrics[True].items():
         assert value == pytest.approx(metrics[False][name], rel=1e-3, abs=1e-5), name
-
-
-def test_the_first_minibatch_needs_no_proximal_pass(tmp_path: Path) -> None:
-    """The first minibatch of one epoch needs no proximal pass; a second epoch needs stored proximal logprobs."""
-    folder, lines = save_tiny(tmp_path), list[str]()
-    rows, scores = random_rows()
-    make_trainer(folder).update(rows, scores, version=2, progress=lines.append)
-    assert lines[0].startswith("minibatch 1 of 1")
-    metrics = make_trainer(folder, epochs=2).update(rows, scores, version=2, progress=lines.append)
-    assert lines[1].startswith("proximal logprobs of 16 trajectories")
-    assert metrics["policy/ratio"] != 1.0

@@ -46,10 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask_truncated": {"mask_truncated": True},
     "group by std": {"advantage": {"scale_by_std": True, "leave_one_out": True, "normalisation": "group"}},
     "KL in the reward": {"kl": {"kl_ctl": 0.1, "adaptive": True}, "advantage": {"scale_by_std": True, "bound": 1.5}},
-    "KL in the loss, moving reference": {
-        "kl": {"kl_ctl": 0.1, "place": "loss", "reference": "ema"},
-        "epochs": 2,
-    },
+    "KL in the loss, moving reference": {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": "ema"}, "epochs": 2},
     "value head": {**GAE, "critic": {"model": "value-head"}},
     "own critic": {**GAE, "critic": {"model": "own"}},
     "everything": EVERYTHING,
@@ -60,21 +57,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{name: {"type": name} for name in NAMES if name not in ("ppo", "echo")},
     "echo": {"type": "echo", "observations": "all"},
 }
-FEW = [
-    "early stop",
-    "own critic",
-    "everything",
-    "autocast",
-    "mixture of experts",
-    "adapter",
-    "grpo",
-    "gspo",
-    "dpo",
-    "echo",
-]
-"""Options of the short test; the long one has all."""
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
+FEW = ["early stop", "own critic", "everything", "autocast", MIXTURE, "adapter", "grpo", "gspo", "dpo", "echo"]
+"""Options of the short test; the long one has all."""
 ADAPTED = {"adapter"}
 """Options with which only an adapter is trained."""
 LOOSE = {"autocast": 2e-2}

@@ -40,17 +40,23 @@ from tests.support.train_helpers import (
 def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
     """Each epoch draws other minibatches and keeps the proximal logprobs, so the ratio leaves 1.
 
-    Plain PPO with the logprobs of sampling needs no proximal pass; the mismatch is still reported.
+    One epoch of one minibatch needs no proximal pass, nor has plain PPO one; the mismatch is still reported.
     """
+    lines = list[str]()
     trainer = make_trainer(save_tiny(tmp_path), minibatches=2, epochs=3)
-    metrics = trainer.update(*random_rows(), version=2)
+    metrics = trainer.update(*random_rows(), version=2, progress=lines.append)
+    assert lines.pop().startswith("minibatch 6 of 6")
+    assert lines[0].startswith("proximal logprobs of 16 trajectories")
     assert trainer._train_state.steps == 6
+    assert metrics["policy/ratio"] != 1.0
     assert metrics["policy/kl_proximal"] > 0
     assert metrics["tokens/padding_share"] < 0.5
-    lines = list[str]()
-    metrics = make_trainer(tmp_path, objective="behaviour").update(*random_rows(), version=2, progress=lines.append)
-    assert lines[0].startswith("minibatch 1 of 1")
-    assert metrics["proximal/mean_difference"] > 0.1
+    for objective in ("behaviour", "decoupled"):
+        lines.clear()
+        trainer = make_trainer(tmp_path, objective=objective)
+        metrics = trainer.update(*random_rows(), version=2, progress=lines.append)
+        assert lines[0].startswith("minibatch 1 of 1")
+        assert metrics["proximal/mean_difference"] > 0.1
 
 
 @pytest.mark.parametrize(("logprob", "critic"), [(-20.0, "own"), (-200.0, "own"), (-200.0, "value-head")])
@@ -255,5 +261,7 @@ def test_a_gradient_that_overflows_names_the_trajectory_that_made_it(tmp_path: P
     rows, scores = random_rows()
     wrong = replace(rows[5], logprobs=[logprob if sampled else 0.0 for sampled in rows[5].action_mask])
     trainer = make_trainer(save_tiny(tmp_path), type=f"{__name__}:Steep")
+    before = weights(trainer)
     with pytest.raises(ValueError, match=r"infinite (gradients|losses) with the trajectories t005: the step was not"):
         trainer.update([*rows[:5], wrong, *rows[6:]], scores, version=2)
+    assert is_unchanged(trainer, before)

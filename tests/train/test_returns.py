@@ -127,8 +127,7 @@ def test_turns_without_room_count_as_wrong_ones() -> None:
 def test_an_unknown_number_of_turns_without_room_counts_once() -> None:
     """Filling the context, too many requests and the deadline are worth no more than one more wrong answer."""
     assert after(0, 0) == -1  # of stores that lack the fault
-    assert after(0, 0, fault="policy") == -1
-    assert after(0, 0, fault="policy", status="failed") == -1
+    assert after(0, 0, fault="policy") == after(0, 0, fault="policy", status="failed") == -1
     assert after(0, fault="policy", reward=Reward(bias=0.5, scaling=2)) == -3
     assert after(0, 0, finish_reason="length") == -1  # the agent asked for another turn
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,12 +43,8 @@ def test_arrays_by_hand() -> None:
 
 def test_only_finished_episodes_with_actions_are_trained_on() -> None:
     """Empty episodes are left out and need no scores. The rows may come in any order."""
-    rows = [
-        make_trajectory("truncated", [[10]], status="truncated"),
-        make_trajectory("completed", [[10]]),
-        make_trajectory("no turn", []),
-        make_trajectory("empty turn", [[]]),
-    ]
+    rows = [make_trajectory("truncated", [[10]], status="truncated"), make_trajectory("completed", [[10]])]
+    rows += [make_trajectory("no turn", []), make_trajectory("empty turn", [[]])]
     scores = make_scores("completed", 1) + make_scores("truncated", 0)
     samples = build_samples(rows, scores, Reward())
     assert [(each.trajectory_id, each.truncated) for each in samples] == [("completed", False), ("truncated", True)]
@@ -235,17 +232,13 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: LossOut
     return gathered([{name: column.double() for name, column in columns.items()}], ALONE)
 
 
-def step(result: OfTokens, grad_norm: float, early_stopped: bool) -> Step:
-    return Step(result, grad_norm, early_stopped, tokens=2, computed_tokens=1, padded_tokens=4)
+step = partial(Step, tokens=2, computed_tokens=1, padded_tokens=4)
 
 
 def test_rewards_that_reach_a_limit_are_counted() -> None:
     rows = [make_trajectory(name, [[10]]) for name in "abcd"]
-    scores = [
-        replace(score, reward=reward)
-        for name, reward in zip("abcd", (1, 5, 9, -7), strict=True)
-        for score in make_scores(name, 1)
-    ]
+    of_rows = zip("abcd", (1, 5, 9, -7), strict=True)
+    scores = [replace(make_scores(name, 1)[0], reward=reward) for name, reward in of_rows]
     for most, share in ((5.0, 0.75), (None, None)):
         reward = Reward(shape="raw", max_clip=most)
         metrics = sample_metrics(build_samples(rows, scores, reward), None, most)

@@ -65,11 +65,8 @@ def sizes(name: str, samples: Sequence[Sample], **knobs: Any) -> list[float]:
     """Return the share of each member in the sum of |weight x advantage|, or of |weight| in the cross-entropy."""
     found, of_each = shared_out(samples, assigned(name, samples, **knobs)), Counter[str]()
     for place, sample in enumerate(samples):
-        values = (
-            found.weights["rl"][place] * found.advantages[place]
-            if "rl" in found.weights
-            else found.weights["ce"][place]
-        )
+        values = found.weights["rl" if "rl" in found.weights else "ce"][place]
+        values = values * found.advantages[place] if "rl" in found.weights else values
         of_each[sample.problem_id[:2]] += np.abs(values).sum()
     return [size / of_each.total() for _, size in sorted(of_each.items())]
 

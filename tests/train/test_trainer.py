@@ -82,11 +82,8 @@ def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert {parameter.data_ptr() % 64 for parameter in trainer._train_state.model.parameters()} == {0}
     trainer.update(*random_rows(), version=2)
     trainer.save(tmp_path / "model", tmp_path / "state")
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == {"config.json", "generation_config.json", "model.safetensors"}
     assert {tensor.dtype for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.float32}
     assert {path.name for path in (tmp_path / "state").iterdir()} == {"optimizer.safetensors", "state.json"}
     assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"steps": 1, "kl_ctl": 0.0}
@@ -120,33 +117,12 @@ def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.tensor(canary.logprobs), logprobs, atol=1e-5, rtol=0)
 
 
-def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
-    """The warm-up counts steps, not updates, and continues after a restart."""
-    optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
-    trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, minibatches=2)
-    assert trainer.update(*random_rows(), version=2)["optimizer/lr"] == pytest.approx(0.5e-3)
-    trainer.save(tmp_path / "model", tmp_path / "state")
-    trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
-    assert [trainer.update(*random_rows(), version=2)["optimizer/lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
-
-
 def test_gradients_are_clipped(tmp_path: Path) -> None:
     """The step uses the clipped norm; the metric reports the norm before clipping."""
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
     metrics = trainer.update(*random_rows(), version=2)
     assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
     assert metrics["optimizer/grad_norm"] > 0.01
-
-
-def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Path) -> None:
-    """exp(proximal - behaviour) overflows at a logprob of -200; without a cap the loss does, too."""
-    trainer = make_trainer(save_tiny(tmp_path), behaviour_weight={"cap": None})
-    rows, scores = random_rows()
-    broken = replace(rows[5], logprobs=[-200.0 if sampled else 0.0 for sampled in rows[5].action_mask])
-    before = weights(trainer)
-    with pytest.raises(ValueError, match="infinite losses with the trajectories t005: the step was not taken"):
-        trainer.update([*rows[:5], broken, *rows[6:]], scores, version=2)
-    assert is_unchanged(trainer, before)
 
 
 def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> None:

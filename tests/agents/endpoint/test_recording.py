@@ -25,13 +25,9 @@ from tests.support.rollout_helpers import PROBLEM, make_plan
 CHAT = chat_of("qwen3")
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 SAID = [
-    r"\boxed{3}",
-    "It is 3.  ",
-    '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
-    "<tool_call>\nadd\n</tool_call>",
-    "<think>\nHm\n</think>\n\n4",
-    "",
-]
+    r"\boxed{3}", "It is 3.  ", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    "<tool_call>\nadd\n</tool_call>", "<think>\nHm\n</think>\n\n4", "",
+]  # fmt: skip
 
 
 SPEC = make_plan().group(PROBLEM).prompts[0]

@@ -16,13 +16,9 @@ from tests.support.tool_calling import call, played, the_calls
 EXAMPLES = "tests.agents.frameworks.examples"
 CALLS, ANSWER = call("calculator", expression="1 + 2"), r"\boxed{3}"
 FIRST = {
-    "openai": "openai",
-    "openai_in_a_stream": "openai",
-    "openai_sdk": "agents",
-    "openai_sdk_in_a_stream": "agents",
-    "langgraph": "langchain",
-    "langgraph_in_a_stream": "langchain",
-}
+    "openai": "openai", "openai_in_a_stream": "openai", "openai_sdk": "agents",
+    "openai_sdk_in_a_stream": "agents", "langgraph": "langchain", "langgraph_in_a_stream": "langchain",
+}  # fmt: skip
 """The functions of `examples.py`, and the packages that they need."""
 LONG = {
     **{name: name for name in ("ag2", "agno", "haystack", "litellm", "llama_index", "pydantic_ai", "strands")},
