@@ -14,11 +14,10 @@ from flows.run.workspace import Workspace
 from flows.stages import problems as problems_task
 from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as first_policy
-from flows.stages.problems import begun_sets, import_problems
+from flows.stages.problems import import_problems
 from flows.stages.rollout import _draw, unplayable
 from storage import layout
 from storage.version_names import ProblemsVersion
-from storage.versions.drafts import Draft
 from tasks.score.verifier import Verifier
 
 
@@ -122,19 +121,6 @@ def test_problems_may_change_until_the_policy_is_there(rows: Path, overrides: li
     append(rows, "What is 5 + 1?")
     _, sets = begin(*overrides)
     assert len(workspace.read_problems(sets[0])) == 5
-
-
-def test_runs_of_older_programs_keep_what_they_played(rows: Path, overrides: list[str]) -> None:
-    """Their policy does not name the sets; their first trajectories, or their curriculum, name that of training."""
-    workspace = opened(*overrides)
-    train, _ = import_problems.fn(workspace)
-    policy = first_policy.first_policy.fn(workspace)
-    append(rows, "What is 5 + 1?")
-    assert begun_sets(workspace) == {}
-    with Draft(workspace.store, layout.trajectories("smoke", 0), "trajectories") as draft:
-        draft.commit(workspace.provenance(), [policy, train])
-    assert begun_sets(workspace) == {"train": train}
-    assert import_problems.fn(workspace)[0] == train
 
 
 def test_problems_without_room_are_never_drawn(

@@ -42,7 +42,7 @@ DRAWN: dict[Case, list[str]] = {
 def open_workspace(tmp_path: Path, case: Case) -> Workspace:
     """Commit problem set, curriculum and exclusions; return the workspace of a run that draws from them."""
     settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "run.name=r", f"run.seed={SEED}"]
-    settings += [f"rollout.problems_per_iteration={COUNT}", "problems.without_room=play"]
+    settings += [f"rollout.problems_per_iteration={COUNT}"]
     workspace = Workspace(load("smoke", settings))
     commit(workspace, SET, "problems", PROBLEM_SCHEMA, PROBLEMS)
     if "curriculum" in case:
@@ -72,8 +72,9 @@ def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]
 
 @pytest.fixture(autouse=True)
 def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw without looking for marks of a policy's tokenizer in the problems: the runs here have no policy."""
+    """Draw without looking at a policy's tokenizer and context: the runs here have no policy."""
     monkeypatch.setattr(task, "warn_of_marks", lambda *_: None)
+    monkeypatch.setattr(task, "unplayable", lambda *_: set())
 
 
 @pytest.mark.parametrize("case", DRAWN, ids=lambda case: "+".join(sorted(case)) or "nothing")
