@@ -13,14 +13,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from configs.agent import Agent, Environment
 from configs.algorithms import PPO, AnyAlgorithm
 from configs.audit import Audit
-from configs.cluster import Cluster
 from configs.evaluate import HELD_OUT, Evaluation, Retrain
 from configs.inference import RETURN_EXPERTS, Inference
 from configs.knobs import Knobs, Name, NonNegativeInt, Seed, refuse_idle
 from configs.models import Models
 from configs.policy import Policy
 from configs.problems import Problems, scorers_named
-from configs.rollout import Rollout, Sampling
+from configs.rollout import Cluster, Rollout, Sampling
 from configs.safety import check_plain
 from configs.score import BY_MODEL, Reward, Score
 from configs.storage import Storage

@@ -55,7 +55,7 @@ manifests say so."""
 _SCORERS = ("score.", "models.judge", "models.reward")
 """Knobs that may differ from the run's when stored trajectories are scored again."""
 _LOOKED_AT = 10
-"""Checkpoints before those that are kept as the last ones which an update looks at. A flow run looks at all once."""
+"""Number of older checkpoints that an update checks for data to delete. A flow run checks all of them at its start."""
 _TRIED = ("problems", "policy", "agent", "environment", "score", "models")
 """Sections that may change until policy version 0 is committed: making it may show that they are unusable, and data of
 another program, which has none, may be scored again by other scorers."""

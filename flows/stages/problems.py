@@ -83,7 +83,7 @@ def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion
 
 
 def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
-    """Return the stored version that parts are as they stand; None if there is none."""
+    """Return the stored problem set that `parts` name: a single source, without members. None if they name another."""
     (source, name, _), *others = parts
     return ProblemsVersion(source.version) if isinstance(source, StoredSource) and not name and not others else None
 

@@ -37,7 +37,7 @@ class Proven:
 
     policy: Checkpoint
     exact: bool  # by sums of all weights; otherwise by the canary alone
-    clear: Checkpoint  # the last version that the canary distinguished from an earlier one, or the first version
+    clear: Checkpoint  # the newest version whose canary differed from the version before; at first the first version
     error: float  # mean absolute difference between the logprobs served for `clear` and its own, in nats
 
 

@@ -103,7 +103,7 @@ def _read(store: Store, key: str) -> list[Row]:
 
 
 def _write(store: Store, rows: Iterable[Row]) -> None:
-    """Add rows to their files, each of which is written once; a damaged one loses the others until `catch_up`."""
+    """Add rows to their files; write each file once. A damaged file lacks its old rows until `catch_up` adds them."""
     files = defaultdict[str, dict[str, Row]](dict)
     for row in rows:
         of_hundred = layout.metrics(row["run"], row["iteration"] // PER_FILE * PER_FILE)

@@ -162,7 +162,7 @@ class Groups(Protocol):
     """The groups of one rollout. One thread at a time may call `finish`; others may call the rest meanwhile."""
 
     changed: Change
-    """Noted when a group may begin that could not before, when a data set is unstored, and when nothing is left."""
+    """It is noted in three cases: another group may begin, a data set waits to be stored, or no group is left."""
 
     @property
     def complete(self) -> bool:

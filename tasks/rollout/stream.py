@@ -77,7 +77,7 @@ class Stream(SharedGroups):
         self._committed: set[int] = set()
         """The committed data sets; the assignment has this very set, which grows."""
         self._data_set_of: dict[int, int | None] = {}
-        """The data set of each group that is stored, but not trained on; None: it runs, or waits."""
+        """For each group that is not trained on yet: the data set that stores it, or None while it waits or plays."""
         self._unplayed: deque[int] = deque()
         """Groups that began, but are in no data set, because their flow run or their worker ended before they did."""
         self._begun = 0

@@ -203,7 +203,7 @@ class BatchedEngine:
     def is_sampling(self) -> bool:
         """Return whether the engine is sampling for the episode now, and was for more than half of its time.
 
-        A request that waits for longer than the engine needs to cut it is not being sampled.
+        If a request has waited for longer than the engine takes to cut it, the engine is not sampling it.
         """
         if not self._asked:
             return False
