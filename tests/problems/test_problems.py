@@ -213,7 +213,7 @@ def test_share_of_bad_rows(tmp_path: Path) -> None:
         ProblemError, match=r"rows.jsonl: 2 of 8 rows are bad \(problems.max_bad_share=0.24\)"
     ) as caught:
         load_rows(tmp_path, rows, max_bad_share=0.24)
-    assert "line 7: no column 'key'" in str(caught.value)
+    assert "line 7: no column 'ask'" in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["nope://x", "nope://x/*.jsonl"])

@@ -244,6 +244,8 @@ SCENES: dict[str, Scene] = {
     "copy": (run_of_two, copy),
     "export": (run_of_two, write_out),
 }
+MANY_CALLS = ("gc", "withdraw", "repair", "copy", "export")
+"""Scenes that take seconds for each way to fail, which `make test-long` plays."""
 
 
 def attempt(command: Callable[[Store], object], backend: Objects, may_fail: bool) -> None:
@@ -279,8 +281,14 @@ def _outcome(store: Store, folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=[pytest.mark.long] if name in MANY_CALLS else [])
+        for name in SCENES
+        for way in WAYS
+    ],
+)
 def test_the_same_command_ends_what_a_failed_one_began(
     name: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
