@@ -60,9 +60,9 @@ def after(opening: str, text: str) -> str:
     ('Hm\n</think>\n\n42', 'Hm\n</think>\n\n42', '[/THINK]\n\n42')
     """
     tag, first = opening.strip(), TAG.search(text)
-    thought, said = split(opening + text if first and not first["opened"] else text)
+    thought, content = split(opening + text if first and not first["opened"] else text)
     ended = tag.replace("begin", "end").replace("START", "END") if tag.startswith("<|") else f"{tag[0]}/{tag[1:]}"
-    return "\n".join(filter(None, [thought, ended])) + f"\n\n{said}"
+    return "\n".join(filter(None, [thought, ended])) + f"\n\n{content}"
 
 
 def without_thoughts(text: str) -> str:

@@ -96,8 +96,8 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
                 problems, chances = drawable(problems, curriculum)
             left = exclusions.left_of(problems, excluded)
         if versions:
-            count, told = len(problems) - len(left), ", ".join(versions)
-            get_run_logger().info("%s%d of %d problems are excluded by %s", part.where, count, len(problems), told)
+            count, named = len(problems) - len(left), ", ".join(versions)
+            get_run_logger().info("%s%d of %d problems are excluded by %s", part.where, count, len(problems), named)
         playable = {problem.problem_id for problem in left}
         pools.append(Pool(problems, chances, playable, part.name, shares.get(part.name, 1.0)))
     first = layout.checkpoint(workspace.name, 0)  # all policies of a run have the same tokenizer

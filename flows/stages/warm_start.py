@@ -108,8 +108,8 @@ def _open_fork(workspace: Workspace) -> Checkpoint:
     get_run_logger().info("beginning with %s", version)
     forked = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
     if forked.state and (forked.adapter or workspace.config.policy.lora):
-        told = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
-        get_run_logger().info(told, workspace.config.optimizer.warmup_steps)
+        message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
+        get_run_logger().info(message, workspace.config.optimizer.warmup_steps)
     return forked
 
 

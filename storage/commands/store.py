@@ -217,8 +217,8 @@ def _replay(store: Store, arguments: argparse.Namespace) -> Output:
     rows = [(each.version, each.verdict, short(each.share), each.part, each.code) for each in results]
     columns = ["checkpoint", "", "difference / way of the update", "in", "made by other code"]
     bad = sum(not each.same for each in results)
-    said = f"{counted(bad, 'checkpoint')} of {len(results)} cannot be made again" if bad else "made again"
-    return Output([asdict(each) for each in results], [table(columns, rows), said], int(bool(bad)))
+    summary = f"{counted(bad, 'checkpoint')} of {len(results)} cannot be made again" if bad else "made again"
+    return Output([asdict(each) for each in results], [table(columns, rows), summary], int(bool(bad)))
 
 
 def _add_gc(parser: argparse.ArgumentParser) -> None:

@@ -69,9 +69,9 @@ def send(folder: Path, repository: str, message: str) -> str:
         old = ["*.safetensors", "*.safetensors.index.json"]
         commit = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=old)
     except Exception as error:  # the library raises its own errors and those of its HTTP client: no common base
-        told = " ".join(str(error).split())
+        cause = " ".join(str(error).split())
         raise UnavailableError(
-            f"{repository} was not written ({type(error).__name__}: {told}). {folder} is whole: "
+            f"{repository} was not written ({type(error).__name__}: {cause}). {folder} is whole: "
             f"`hf upload {repository} {folder}` sends it"
         ) from error
     return str(commit.commit_url)

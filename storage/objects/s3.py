@@ -223,21 +223,21 @@ class S3Backend:
             with STORE.labels(method).time():
                 answer: T = self._retrying(self._with_new_keys, path, send)
         except Exception as error:
-            told = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
+            cause = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
                 raise UnavailableError(
-                    f"{self.uri(path)}: no success within {self._patience_s:g} s: {told!r}. "
+                    f"{self.uri(path)}: no success within {self._patience_s:g} s: {cause!r}. "
                     "Committed versions are safe; run the same command again to continue from them"
                 ) from error
             if _code(error) == "NoSuchBucket":
                 bucket = path.partition("/")[0]
                 raise UnavailableError(f"there is no bucket {bucket!r}: create it, or correct storage.root") from error
             if raised := _ERRORS.get(_status(error)):
-                raise raised(f"{self.uri(path)}: {told}") from error
-            if not isinstance(told, (ClientError, BotoCoreError, ResponseParserError)):
+                raise raised(f"{self.uri(path)}: {cause}") from error
+            if not isinstance(cause, (ClientError, BotoCoreError, ResponseParserError)):
                 raise
-            refusal = PermissionError(str(told))  # no or expired credentials, no region, or what S3 refuses
-            raise UnavailableError(f"{self.uri(path)}: {told}. {_REMEDY}") from refusal
+            refusal = PermissionError(str(cause))  # no or expired credentials, no region, or what S3 refuses
+            raise UnavailableError(f"{self.uri(path)}: {cause}. {_REMEDY}") from refusal
         return answer
 
     def _with_new_keys(self, _: str, send: Callable[[_FileSystem], T]) -> T:

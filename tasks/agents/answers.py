@@ -84,11 +84,11 @@ class AnswerReader:
     def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """Return a completion as a message. A call that cannot be read does not raise: it is one of the calls."""
         # Special tokens included: they may be the tags.
-        thought, said = split(self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids))
+        thought, content = split(self._chat.opening_of(prompt_ids) + self._chat.completion_text(completion_ids))
         if not tools:
-            return ParsedAnswer(said.strip(), thought)
-        calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)]
-        return ParsedAnswer(_CALL.sub("", said).strip(), thought, calls)
+            return ParsedAnswer(content.strip(), thought)
+        calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(content)]
+        return ParsedAnswer(_CALL.sub("", content).strip(), thought, calls)
 
 
 def _call(body: str, *, closed: bool) -> Call:
@@ -118,11 +118,11 @@ class FamilyReader(AnswerReader):
     def read(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """See `AnswerReader.read`."""
         family_ends = bool(completion_ids) and completion_ids[-1] in self._ends
-        said = completion_ids if family_ends else self._chat.without_end(completion_ids)
+        ids = completion_ids if family_ends else self._chat.without_end(completion_ids)
         try:
-            parsed = self.renderer.parse_response(said, tools=list(tools) or None, prompt_ids=prompt_ids)
+            parsed = self.renderer.parse_response(ids, tools=list(tools) or None, prompt_ids=prompt_ids)
         except RecursionError:  # thousands of brackets
-            return ParsedAnswer("", "", [read_call(None, None, str(self._chat.tokenizer.decode(said)))])
+            return ParsedAnswer("", "", [read_call(None, None, str(self._chat.tokenizer.decode(ids)))])
         # A name that no tool has is the agent's business.
         calls = [read_call(call.name, call.arguments, call.raw) for call in parsed.tool_calls]
         plain = super().read(prompt_ids, completion_ids, tools)

@@ -182,9 +182,9 @@ class Chat:
 
     def completion_text(self, completion_ids: list[int]) -> str:
         """Return the completion's text without the end of turn, which the template itself writes."""
-        said = self.without_end(completion_ids)
-        tail = "" if len(said) == len(completion_ids) else self._ends.template.get(completion_ids[-1], "")
-        return exact_text(self.tokenizer, said).removesuffix(tail)
+        ids = self.without_end(completion_ids)
+        tail = "" if len(ids) == len(completion_ids) else self._ends.template.get(completion_ids[-1], "")
+        return exact_text(self.tokenizer, ids).removesuffix(tail)
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _encode_cached(self, text: str) -> list[int]:
@@ -231,8 +231,8 @@ def differing_token(policy: Path, other: Path, *, templates: bool = True) -> str
     own, others = ({number: token for token, number in each.get_vocab().items()} for each in (mine, its))
     for number in sorted(own.keys() | others.keys()) if own != others else ():
         if own.get(number) != others.get(number):
-            told = f"token {number} is {own.get(number)!r} to the policy and {others.get(number)!r} there"
-            return f"its tokenizer is another one: {told}"
+            difference = f"token {number} is {own.get(number)!r} to the policy and {others.get(number)!r} there"
+            return f"its tokenizer is another one: {difference}"
     if templates and mine.chat_template != its.chat_template:
         return "its chat template is another one, so prompts and turns look different"
     return ""

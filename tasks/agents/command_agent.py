@@ -81,8 +81,8 @@ class CommandAgent(EndpointAgent):
             for text in self.argv:  # whose files the command has read by now
                 refuse_changed(text)
             if status:
-                said = _text(errors).strip()[-500:] or "it said nothing"
-                raise CommandError(f"the command ended with status {status}: {said}")
+                cause = _text(errors).strip()[-500:] or "it said nothing"
+                raise CommandError(f"the command ended with status {status}: {cause}")
             return None if task.steps else _text(output).strip() or None
 
     async def _run(self, task: AgentTask, options: dict[str, Any]) -> int:

@@ -63,8 +63,8 @@ def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Writte
     """
     after, around = dict[str, str](), list[str]()
     for role in _ROLES:
-        said = _message("assistant", lead + SAID)
-        text = render([_message("user", _ASKED), said, _message(role, NEXT)], []) or ""
+        answer = _message("assistant", lead + SAID)
+        text = render([_message("user", _ASKED), answer, _message(role, NEXT)], []) or ""
         gap, follows, closing = text.partition(SAID)[2].partition(NEXT)
         if not follows:
             continue
@@ -112,12 +112,12 @@ def _split(
     return after_call[: end.start()], end[0], after_call[end.end() :]
 
 
-def with_calls(calls: Sequence[Mapping[str, Any]], lead: str, said: str = SAID) -> list[dict[str, Any]]:
-    """Return a conversation in which the assistant says `lead` and `said`, and makes calls, with their outputs."""
+def with_calls(calls: Sequence[Mapping[str, Any]], lead: str, content: str = SAID) -> list[dict[str, Any]]:
+    """Return a conversation in which the assistant says `lead` and `content`, and makes calls, with their outputs."""
     named = {f"look{number:05}": call for number, call in enumerate(calls, 1)}  # some templates refuse other ids
     made = [{"id": name, "type": "function", "function": call} for name, call in named.items()]
     results = [_message("tool", NEXT) | {"name": call["name"], "tool_call_id": name} for name, call in named.items()]
-    return [_message("user", _ASKED), _message("assistant", lead + said) | {"tool_calls": made}, *results]
+    return [_message("user", _ASKED), _message("assistant", lead + content) | {"tool_calls": made}, *results]
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     short for the machine counts against the policy, as a token limit does.
     """
     found = [(kind, kind.__module__.partition(".")[0]) for each in chain(error) for kind in type(each).__mro__]
-    said = any(kind in (PolicyError, ContextLengthError) or (top, kind.__name__) in _FRAMEWORKS for kind, top in found)
-    policys = sampling or (said and not is_hosts(error))
+    known = any(kind in (PolicyError, ContextLengthError) or (top, kind.__name__) in _FRAMEWORKS for kind, top in found)
+    policys = sampling or (known and not is_hosts(error))
     return "policy" if sampled and policys else "set-up"
 
 

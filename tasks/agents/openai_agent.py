@@ -39,8 +39,8 @@ def _import(entry: str) -> Solve:
     try:
         solve = getattr(import_own(entry), entry.partition(":")[2])
     except (Exception, SystemExit) as error:  # any error of a user's module
-        told = f"{described_with_place(error)}; write package.module:function, and have its folder on PYTHONPATH"
-        raise ValueError(f"{entry!r} cannot be imported: {told}") from error
+        cause = f"{described_with_place(error)}; write package.module:function, and have its folder on PYTHONPATH"
+        raise ValueError(f"{entry!r} cannot be imported: {cause}") from error
     if not inspect.iscoroutinefunction(solve):
         raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
     try:

@@ -70,8 +70,8 @@ def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> li
     most = context - max(1, config.sampling.max_new_tokens // _ANSWER_DIVISOR)
     lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
     if lacking and len(lacking) == len(problems):
-        told = describe_lacking(lacking, len(problems), config)
-        raise ProblemError(f"{told}: raise inference.max_model_len, or shorten them")
+        lacks = describe_lacking(lacking, len(problems), config)
+        raise ProblemError(f"{lacks}: raise inference.max_model_len, or shorten them")
     return lacking
 
 

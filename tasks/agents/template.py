@@ -120,8 +120,8 @@ class Template:
             if rest is not None and _without_whitespace(before + rest) == _without_whitespace(text):
                 return rest
         if not self._warned:
-            told = "the chat template of %s rewrites earlier turns (for example of %s): each begins a new sequence"
-            logger.warning(told, self._name, _roles([*messages, answer, *new]))
+            message = "the chat template of %s rewrites earlier turns (for example of %s): each begins a new sequence"
+            logger.warning(message, self._name, _roles([*messages, answer, *new]))
         self._warned = True
         return None
 

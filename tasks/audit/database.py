@@ -122,7 +122,7 @@ class ConversationTurn:
         return self.reward if self.scored_reward is None else self.scored_reward
 
     @property
-    def said(self) -> str:
+    def beyond_calls(self) -> str:
         """The feedback; empty if it is no more than the outputs of the calls."""
         outputs = [call.output for call in self.calls if call.status in ("answered", "failed")]
         return "" if outputs and self.feedback == "\n".join(outputs) else self.feedback

@@ -62,10 +62,10 @@ class GymnasiumEnvironment:
             wanted = f"one of {', '.join(self._names)}" if self._names else str(self._environment.action_space)
             return f"This is no action. Answer with {wanted}.", 0.0, False, False, {"verdict": "unparsable"}
         observation, reward, terminated, truncated, info = await asyncio.to_thread(self._environment.step, chosen)
-        told = {name.removeprefix("is_"): info[name] for name in ("is_success", "success", "parts") if name in info}
-        if not (terminated or truncated or reward or told.get("success")):
-            told = {"verdict": "none"}
-        return self._shown(observation), float(reward), bool(terminated), bool(truncated), told
+        outcome = {name.removeprefix("is_"): info[name] for name in ("is_success", "success", "parts") if name in info}
+        if not (terminated or truncated or reward or outcome.get("success")):
+            outcome = {"verdict": "none"}
+        return self._shown(observation), float(reward), bool(terminated), bool(truncated), outcome
 
     async def close(self) -> None:
         await asyncio.to_thread(self._environment.close)

@@ -54,8 +54,8 @@ class MalformedError(aiohttp.ClientError):
 class FailedError(aiohttp.ClientError):
     """A server failed, or is busy: it is asked again."""
 
-    def __init__(self, status: int, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -152,8 +152,8 @@ class Client:
             return  # of a socket in a folder that others cannot enter
         _WARNED_OF.add(self.url)
         how: dict[str, Any] = {"json": {}, "headers": {"Authorization": ""}, "allow_redirects": False}
-        async with self._session.post(f"{self._base}/collective_rpc", **how) as told:
-            if told.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
+        async with self._session.post(f"{self._base}/collective_rpc", **how) as response:
+            if response.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
                 logger.warning(
                     "%s lets everybody who reaches it pause it, change its weights and write files: vLLM's key does "
                     "not cover that. Close it as `inference.urls` says (configs/inference.py)",
@@ -259,8 +259,8 @@ class Client:
             entries = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
             logprobs = [number(entry[str(token)]["logprob"]) for entry, token in entries]
         if max(logprobs, default=0) > HIGHEST_LOGPROB:
-            told = "is its --logprobs-mode processed_logprobs?"
-            raise api.InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {told}")
+            remedy = "is its --logprobs-mode processed_logprobs?"
+            raise api.InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {remedy}")
         return logprobs
 
     async def chat(self, model: str, messages: list[dict[str, str]], fields: Mapping[str, Any]) -> tuple[str, str]:
@@ -360,10 +360,10 @@ class Client:
         """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for 4xx (not retried)."""
         status, text = await self._send(path, body, **how)
         if status >= HTTPStatus.BAD_REQUEST:
-            told = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
+            message = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER:
-                raise FailedError(status, told)
-            raise _REFUSALS.get(status, api.InferenceError)(told)
+                raise FailedError(status, message)
+            raise _REFUSALS.get(status, api.InferenceError)(message)
         with self._reading(text):
             return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
@@ -409,8 +409,8 @@ class Client:
                     if (size := size + len(part)) > most:
                         break
                 if size > most and response.ok:
-                    told = f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has"
-                    raise MalformedError(told)
+                    message = f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has"
+                    raise MalformedError(message)
                 return response.status, b"".join(parts)
         except TimeoutError:  # aiohttp's has no words
             if begun:

@@ -211,8 +211,8 @@ class Engine(Collector):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()
         except LOST as error:
-            told = f"vLLM at {replica.url} cannot be reached, or has failed: {error}"
-            raise InferenceError(f"{told}. Its log says why; once it serves, the same command continues") from error
+            cause = f"vLLM at {replica.url} cannot be reached, or has failed: {error}"
+            raise InferenceError(f"{cause}. Its log says why; once it serves, the same command continues") from error
 
 
 def _adapter_arguments(policy: Checkpoint) -> list[str]:

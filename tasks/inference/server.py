@@ -126,9 +126,9 @@ class Server(Child):
     def why(self) -> str:
         """Return the log's last lines but for tracebacks that name another one, of the engine, as the root cause."""
         lines = self.log_tail(2000).splitlines()
-        while said := [number for number, line in enumerate(lines) if "root cause" in line]:
-            begun = [number for number, line in enumerate(lines[: said[-1]]) if "Traceback (most recent" in line]
-            del lines[max(begun, default=said[-1]) : said[-1] + 1]
+        while summaries := [number for number, line in enumerate(lines) if "root cause" in line]:
+            begun = [number for number, line in enumerate(lines[: summaries[-1]]) if "Traceback (most recent" in line]
+            del lines[max(begun, default=summaries[-1]) : summaries[-1] + 1]
         return "\n".join(lines[-15:])
 
     def _arguments(self, model: Path) -> list[str]:

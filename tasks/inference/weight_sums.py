@@ -91,12 +91,12 @@ def _mapped(path: Path) -> dict[str, tuple[NDArray[Any], str]]:
         start = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start))
     header.pop("__metadata__", None)
-    if others := {told["dtype"] for told in header.values()} - set(_STORED):
+    if others := {info["dtype"] for info in header.values()} - set(_STORED):
         raise ValueError(f"{path} has weights in {', '.join(sorted(others))}: give float32, bfloat16 or float16")
     data = np.memmap(path, np.uint8, "r", 8 + start)
     return {
-        name: (data[slice(*told["data_offsets"])].view(_STORED[told["dtype"]]).reshape(told["shape"]), told["dtype"])
-        for name, told in header.items()
+        name: (data[slice(*info["data_offsets"])].view(_STORED[info["dtype"]]).reshape(info["shape"]), info["dtype"])
+        for name, info in header.items()
     }
 
 

@@ -57,8 +57,8 @@ def watched(deadline_s: float) -> Iterator[None]:
             blocked_s, step = silent * CHECK_S, asyncio.current_task(loop)
             name = step.get_name() if step else "something"
             if silent == int(WARN_S / CHECK_S) + 1:  # once
-                told = "%s has blocked all episodes for %.0f s: %s. It is here:\n%s"
-                logger.warning(told, name, blocked_s, _ADVICE, _stack_of(looping))
+                message = "%s has blocked all episodes for %.0f s: %s. It is here:\n%s"
+                logger.warning(message, name, blocked_s, _ADVICE, _stack_of(looping))
             if blocked_s > max(deadline_s, LEAST_S):
                 logger.critical(
                     "%s has blocked all episodes until its deadline, and only the end of this process can end that: "

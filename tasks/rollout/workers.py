@@ -93,8 +93,8 @@ class LocalWorker:
         self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
     ) -> Grades:
         """See `Workers.score`."""
-        said = read_annotations(draft.store, annotations, self._cache)
-        scorers = Scorers(config.score, self._verifier, annotations=said)
+        annotated = read_annotations(draft.store, annotations, self._cache)
+        scorers = Scorers(config.score, self._verifier, annotations=annotated)
         rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
         return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 

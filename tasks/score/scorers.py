@@ -72,9 +72,9 @@ class SuccessRule:
         """Return the rule for filters and progress, before any scorer has given a verdict."""
         return cls(success_above=as_stored(settings.args.get("environment", {}).get("success_above", 0.0)))
 
-    def verdict(self, said: str, reward: float, parts: Mapping[str, float]) -> VerdictName:
-        """Return what was `said`, if it is a verdict; otherwise decide by the part `correct`, or else by the reward."""
-        if known := next((name for name in _NAMES if name == said), None):
+    def verdict(self, stored: str, reward: float, parts: Mapping[str, float]) -> VerdictName:
+        """Return `stored` if it is a verdict; otherwise decide by the part `correct`, or else by the reward."""
+        if known := next((name for name in _NAMES if name == stored), None):
             return known
         right = parts[_PART] > 0.5 if _PART in parts else reward > self.success_above
         return "correct" if right else "wrong"
@@ -162,8 +162,8 @@ def check_scorers(settings: ScoreSettings) -> None:
                 f"score.type={name!r}: its attribute private is {private!r}: give a list of metadata's keys"
             )
     for name in sorted(settings.args.keys() - used):
-        told = f"{nearest(name, used)}; score.type names {', '.join(sorted(used))}"
-        raise ValueError(f"score.args.{name}: no problem has this scorer{told}")
+        remedy = f"{nearest(name, used)}; score.type names {', '.join(sorted(used))}"
+        raise ValueError(f"score.args.{name}: no problem has this scorer{remedy}")
 
 
 def private_metadata(settings: ScoreSettings) -> Set[str]:

@@ -180,8 +180,8 @@ class Verifier(AbstractContextManager["Verifier"]):
         requests = []
         for answer, solutions in pairs:
             if isinstance(solutions, str) or not solutions:
-                told = "for games and the like set environment.type and score.type to others than math-verify"
-                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers; {told}")
+                remedy = "for games and the like set environment.type and score.type to others than math-verify"
+                raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers; {remedy}")
             pair = (answer, tuple(solutions))  # `repr` escapes lone surrogates
             key = hashlib.blake2b(repr((self._function, pair)).encode(), digest_size=16).digest()
             requests.append(_Request(key, self._function, pair, pair[1]))

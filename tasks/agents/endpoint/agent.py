@@ -129,8 +129,8 @@ class AgentTask:
 def _that_said(answer: str, received: Sequence[Node]) -> Node:
     """Return the completion that gave an answer: the newest one that contains it or, without such, the newest one."""
     answer, names = answer.strip(), {call.name for call in received[-1].calls}
-    said = (node for node in reversed(received) if answer and answer in node.said(names))
-    return next(said, received[-1])
+    answering = (node for node in reversed(received) if answer and answer in node.answers(names))
+    return next(answering, received[-1])
 
 
 @dataclass(eq=False, repr=False)

@@ -122,15 +122,15 @@ class Completions:
                     self._agent.cancel()
                 self.overrun = True
                 await asyncio.sleep(0.5)  # before each refusal: others are to be played meanwhile
-                told = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
-                raise EndpointError(429, "too_many_requests", told)
+                message = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
+                raise EndpointError(429, "too_many_requests", message)
             try:
                 position = self.tree.find(request.messages, request.specs)
             except TypeError as error:
                 raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
             if position.new and position.new[-1]["role"] == "assistant":
-                told = "the last message is the assistant's, and no completion of this episode: end with another one"
-                raise invalid(told, "messages")
+                message = "the last message is the assistant's, and no completion of this episode: end with another one"
+                raise invalid(message, "messages")
             large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
             prompt_ids = (
                 await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
@@ -160,11 +160,11 @@ class Completions:
             yield
         except Exception as error:
             failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
-            told = f"{failed.status} {failed.code}: {failed.message}"
+            refusal = f"{failed.status} {failed.code}: {failed.message}"
             if failed.code == OUT_OF_CONTEXT:
-                self.out_of_context = told
+                self.out_of_context = refusal
             if len(self.refused) < 3:
-                self.refused.append(told)
+                self.refused.append(refusal)
             if failed is error:
                 raise
             raise failed from error
@@ -184,9 +184,9 @@ class Completions:
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
         if len(prompt_ids) >= limit:
-            told = f"(inference.max_model_len), and the messages have {len(prompt_ids)}: shorten them"
-            told = f"this model's maximum context length is {limit} tokens {told}"
-            raise invalid(told, "messages", code=OUT_OF_CONTEXT)
+            message = f"(inference.max_model_len), and the messages have {len(prompt_ids)}: shorten them"
+            message = f"this model's maximum context length is {limit} tokens {message}"
+            raise invalid(message, "messages", code=OUT_OF_CONTEXT)
         return prompt_ids
 
     def _node(

@@ -120,18 +120,18 @@ class ChatRequest(BaseModel):
         wanted = self.response_format
         if formats == "ignore" or not wanted or wanted == {"type": "text"}:
             return ""
-        told = "is no format: give the type json_object, or json_schema with a schema"
+        cause = "is no format: give the type json_object, or json_schema with a schema"
         if formats == "refuse":
-            told = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
+            cause = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
         elif self.specs and self.tool_choice != "none":
-            told = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
+            cause = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
         elif wanted == {"type": "json_object"}:
             return '{"type":"object"}'
         else:
             match wanted:
                 case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
                     return orjson.dumps(schema).decode()
-        raise invalid(f"response_format={wanted!r:.80} {told}", "response_format", code="unsupported_parameter")
+        raise invalid(f"response_format={wanted!r:.80} {cause}", "response_format", code="unsupported_parameter")
 
     @property
     def most_tokens(self) -> int | None:
@@ -153,16 +153,16 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         request = ChatRequest.model_validate(stated)
     except ValidationError as error:
         errors = error.errors()  # of several forms that a value may have, the last one's error tells most
-        told = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
-        where = ".".join(map(str, told["loc"]))
-        raise invalid(f"{where or 'the body'}: {told['msg']}", where.partition(".")[0] or None) from None
+        error = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
+        where = ".".join(map(str, error["loc"]))
+        raise invalid(f"{where or 'the body'}: {error['msg']}", where.partition(".")[0] or None) from None
     if request.model != MODEL:
-        told = f"there is no model {request.model!r}: the policy is called {MODEL!r}"
-        raise EndpointError(404, "model_not_found", told, "model")
+        message = f"there is no model {request.model!r}: the policy is called {MODEL!r}"
+        raise EndpointError(404, "model_not_found", message, "model")
     for name, value in (request.model_extra or {}).items():
         if name in _REFUSED and value and value != _REFUSED[name]:
-            told = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
-            raise invalid(told, name, code="unsupported_parameter")
+            text = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
+            raise invalid(text, name, code="unsupported_parameter")
     return request
 
 

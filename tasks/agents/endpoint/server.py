@@ -96,8 +96,8 @@ class EndpointServer:
     def _served(self, request: web.Request) -> tuple[Completions, Step]:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer" or key not in self._episodes:
-            told = "no episode has this key, or it has ended: use OPENAI_API_KEY, or the given client, while it runs"
-            raise EndpointError(401, "invalid_api_key", told)
+            message = "no episode has this key, or it has ended: use OPENAI_API_KEY, or the given client, while it runs"
+            raise EndpointError(401, "invalid_api_key", message)
         return self._episodes[key]
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -121,9 +121,9 @@ class EndpointServer:
         if not isinstance(action, str):
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
         with completions.noting("environment_failed"):
-            said = await step(action)
+            result = await step(action)
         dumps = partial(json.dumps, default=str)  # `info` may hold anything
-        return web.json_response(said._asdict() | {"info": dict(said.info)}, dumps=dumps)
+        return web.json_response(result._asdict() | {"info": dict(result.info)}, dumps=dumps)
 
     async def _models(self, _: web.Request) -> web.Response:
         listed = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}]
@@ -141,15 +141,15 @@ class EndpointServer:
             self._asking.add(request.protocol)
             return await handler(request)
         except EndpointError as error:
-            told = error
+            refusal = error
         except TimeoutError:  # handlers raise none
-            told = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
+            refusal = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
         except web.HTTPException as error:
             code = "request_too_large" if isinstance(error, web.HTTPRequestEntityTooLarge) else "unknown_url"
-            told = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
+            refusal = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
         finally:
             self._asking.discard(request.protocol)
-        return web.json_response(told.body(), status=told.status)
+        return web.json_response(refusal.body(), status=refusal.status)
 
 
 class _Full(asyncio.Protocol):

@@ -74,7 +74,7 @@ class Node:
         """The ids of prompt and completion."""
         return self.prompt_ids + self.completion.token_ids
 
-    def said(self, names: Collection[str]) -> set[str]:
+    def answers(self, names: Collection[str]) -> set[str]:
         """Return its content, and the values in its calls of these tools: answers in the form of a call are there."""
         calls = [call for call in self.calls if call.name in names and call.status != "unparsable"]
         values = [value for call in calls for value in json.loads(call.arguments).values()]
