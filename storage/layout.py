@@ -21,7 +21,7 @@ runs/<run>/logs/<time>                      what the nodes of a cluster logged b
 Within a version:
 manifest.json                               the commit record
 <nonce>/…                                   data objects of the attempt with that nonce
-journal/<number>.json                       finished shards of a rollout, so that it can be continued
+journal/<number>.json                       finished shards, with which the next writer continues a killed one
 collected.json                              the tombstone: gc deleted the data; the manifest stays
 collected-state.json                        gc deleted `state/` of a checkpoint, and no more
 withdrawn.json                              the manifest that the version had until objects of it were lost

@@ -41,7 +41,7 @@ class Checkpoint:
 
     version: PolicyVersion
     number: int  # policy version: updates committed before it
-    model: Path  # in float32; of an adapter: of its base
+    model: Path  # weights in float32; if the version is an adapter, those of its base
     state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
     manifest: Manifest

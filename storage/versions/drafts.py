@@ -6,8 +6,8 @@ Example: a `Draft` of version V = runs/demo/scores/000003/1f0c4a7b gets the nonc
 2. catalog/00000042.json                `commit` appends the attempt to the catalog (at its end; here 42 entries exist)
 3. V/manifest.json                      `commit` checks the lease and creates it with put-if-absent: the version exists
 
-Of two writers of one version the first wins. The second gets the winner's manifest; if it holds the lease of the run,
-where no other writer is expected, it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
+Of two writers of one version the first wins. The second gets the winner's manifest. If the second holds the lease of
+the run, nobody else should write: it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
 deletes them later. An attempt that is alive is known to gc by a lease: that of the run or, without it, one of its own.
 
 The finished shards of a `JournaledDraft` outlive their writer: a killed rollout is continued, not repeated. After step

@@ -102,8 +102,8 @@ def _check(each: DataSet, config: Config, uses: set[str]) -> None:
 def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -> str:
     """Return the scores of a data set by the configuration's scorer.
 
-    They have the scorer's `fingerprint`, or else differ only by time limits and versions of libraries. If there are
-    several, they are those that readers prefer.
+    These are the scores with the scorer's `fingerprint`. Without them, take the last of `DataSet.scores` whose scorer
+    differs only in time limits or in versions of libraries.
 
     Raises:
         ValueError: all scores are by other scorers; the message says how they differ.

@@ -372,7 +372,7 @@ class Client:
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a request, and of an error's body the beginning.
 
-        Without a limit of its own, the request ends when the engine dies: vLLM would leave some without an answer.
+        A request without `limit_s` ends when the engine dies, which `/health` says: vLLM leaves some without an answer.
 
         Raises:
             InferenceError: it is a redirect, which could lead problems, solutions and the key anywhere.

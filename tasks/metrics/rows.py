@@ -127,7 +127,7 @@ def numbers_of(row: Row) -> dict[str, float]:
 def by_iteration(rows: Iterable[Row], *, evaluations: bool = False) -> dict[int, Row]:
     """Merge the rows of each iteration into one, in order; or else the `evaluations` of each policy version.
 
-    Where two stages have a number of the same name, the later stage's counts: it saw the scorer's verdicts. Scores that
+    Where two stages have a number of the same name, the later stage's wins: it saw the scorer's verdicts. Scores that
     another verifier gave after the update are left out.
     """
     merged, rows = dict[int, Row](), sorted(rows, key=order)

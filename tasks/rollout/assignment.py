@@ -9,9 +9,10 @@ that no other running group needs:
 
 So the bound holds whatever the groups' lengths. Training waits for a group only when that group is due.
 
-The stream runs no further ahead than training needs, because older tokens teach less: `take` says how training finds
-its data sets. If one is missing, groups may begin one data set further ahead, up to `staleness`. If the next one always
-waits already, one less, but at least one. So the staleness is near 1 where training is slower than the rollouts.
+The stream runs no further ahead than training needs, because older tokens teach less: `take` notes how training finds
+its data sets. When training has to wait for one, the stream may run one data set further ahead, at most `staleness`.
+While the next one is always ready, the stream runs one less ahead, but at least one. So the staleness is near 1 where
+training is slower than the rollouts.
 
 Example: size=2, staleness=1. With policy version 0 the groups 0, 1, 2, 3 begin, all due in data set 1. The first two to
 finish, say 3 and 0, are data set 0. Version 1 is trained from them; then groups 4 and 5 begin, due in data set 2. If 4

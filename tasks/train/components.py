@@ -48,13 +48,17 @@ class LossInputs(NamedTuple):
 class LossOutputs(NamedTuple):
     """The loss of T tokens, and numbers of them for the metrics, without gradient.
 
-    `ratio`, `clipped`, `dual_clipped` and `weight` have metrics of their own (`metrics.py`), any other name its mean.
+    `clipped` and `dual_clipped` become `policy/clip_fraction` and `policy/dual_clip_fraction`, `weight` becomes
+    `weight/…`, and any other NAME becomes `policy/NAME`, its mean. An algorithm with `early_stop` needs `ratio`.
     """
 
     loss: Float[Tensor, " tokens"]
     metrics: Mapping[str, Shaped[Tensor, " tokens"]] = {}
 
 
+_OWN = "samples sampled behaviour proximal reference logp entropy loss gradient value_loss kl kl_proximal"
+RESERVED = frozenset(_OWN.split())
+"""Names of an update's own numbers, which no metric of a loss may have."""
 Loss = Callable[[LossInputs], LossOutputs]
 Normaliser = Literal["tokens", "sequences"] | float
 
@@ -76,11 +80,13 @@ def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:
     """Return what a loss returned, if it has a number for each token; otherwise it would silently be spread over them.
 
     Raises:
-        ValueError: it is no `LossOutputs`, or a tensor has another shape; the message names the component.
+        ValueError: it is no `LossOutputs`, a tensor has another shape, or a metric has a name of `RESERVED`.
     """
     if not isinstance(outputs, LossOutputs):
         returned = type(outputs).__name__
         raise ValueError(f"the loss of the component {name} returned {returned}: return LossOutputs(loss)")
+    if taken := sorted(outputs.metrics.keys() & RESERVED):
+        raise ValueError(f"the loss of the component {name}: a metric cannot be called {taken[0]!r}: rename it")
     for what, values in {"loss": outputs.loss, **outputs.metrics}.items():
         if values.shape != inputs.logp.shape:
             shape, tokens = [*values.shape], len(inputs.logp)

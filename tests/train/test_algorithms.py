@@ -576,6 +576,11 @@ def doubled(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(-2 * inputs.advantages * inputs.logp)
 
 
+def named_entropy(inputs: LossInputs) -> LossOutputs:
+    """A loss of a user's with a metric that the update has, too."""
+    return LossOutputs(-inputs.advantages * inputs.logp, {"ratio": inputs.logp.exp(), "entropy": inputs.logp})
+
+
 def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
     """It is named by its module, the numbers that its loss returns are metrics, and it may add a component."""
     for args in ({"weight": 0.25}, {"component": "weight-only"}):
@@ -612,6 +617,19 @@ def test_knobs_beside_a_class_or_loss_of_ones_own() -> None:
         load("smoke", [*own, "algorithm.scale=2"])
     with pytest.raises(ValueError, match=r"eps_clip=0\.3 has no effect with a loss of your own"):
         read_algorithm({"type": "grpo", "loss": "a:b", "eps_clip": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("doubled", r"returns no metric `ratio`, which algorithm\.early_stop_imp_ratio looks at: return it"),
+        ("named_entropy", r"the loss of the component rl: a metric cannot be called 'entropy': rename it"),
+    ],
+)
+def test_metrics_of_ones_own_loss_are_checked_before_anything_starts(loss: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_algorithm(read_algorithm({"type": "ppo", "loss": f"{__name__}:{loss}"}))
+    check_algorithm(read_algorithm({"type": "ppo", "loss": f"{__name__}:doubled", "early_stop_imp_ratio": None}))
 
 
 def test_a_loss_of_ones_own_replaces_the_policy_loss(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The base class of algorithms: one gives each token its share of the loss before an update, and has a policy loss.
+"""The base class of algorithms. One decides each token's advantage and weights before an update; its loss is the rest.
 
 Example: what Dr. GRPO gives three episodes of one problem, the last of two turns, with returns of -1, 1 and 1 and room
 for 100 tokens:
@@ -231,6 +231,9 @@ def try_algorithm(algorithm: Algorithm) -> None:
         for name, weights in assigned.weights.items():
             given = _inputs(len(weights[0]), known)
             outputs = components.checked(algorithm.component(name).loss(given), given, name)
+            if name == "rl" and algorithm.early_stop and "ratio" not in outputs.metrics:
+                lacks = "its loss returns no metric `ratio`, which algorithm.early_stop_imp_ratio looks at"
+                raise ValueError(f"{named}: {lacks}: return it, or leave that knob empty")
             if math.isnan(known) and not outputs.loss.isfinite().all():
                 raise ValueError(f"{named}: its loss reads the logprobs of sampling: name them in its attribute `uses`")
     except ValueError:
