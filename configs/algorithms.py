@@ -21,7 +21,7 @@ DualClip = Annotated[float, Field(gt=1)] | None
 OWN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """The name of a class or function of the user's."""
 Played = Sequence[tuple[str, Agent, Rollout]]
-"""What plays each member of a mixture, after what messages about it begin with; the run's alone without a mixture."""
+"""Agent and rollout section of each member of a mixture, with the words before errors about it; or the run's alone."""
 
 
 class Algorithm(Knobs):

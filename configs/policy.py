@@ -42,7 +42,7 @@ class Policy(Knobs):
     not quantised, and no file a pipe, a device or a hole. A policy that cannot be trained or played is refused; until
     policy version 0 is committed, the run can continue with another path."""
     warm_start: dict[str, Any] | None = None
-    """What an older program taught policy version 0, in the configuration of its run. No new run can begin with it."""
+    """Lessons by which an older program made policy version 0, in the configuration of its run. A new run has none."""
     fork: Annotated[str, Field(pattern=CHECKPOINT)] | None = None
     """`RUN@N`: begin with checkpoint N of another run of this store, optimizer, critic and RNG included; all other
     settings may differ from that run's. The new run counts from 0: its policy version 0, and reference policy, is that

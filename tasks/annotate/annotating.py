@@ -91,7 +91,7 @@ class Asker(Protocol):
     """All that its answers depend on, besides the model and the trajectories."""
 
     repeats: bool
-    """Whether some questions are equal, so that answers are worth keeping."""
+    """True if some questions are equal, so that answers are worth keeping."""
 
     def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
         """Yield the questions about some trajectories at a time, by their ids."""

@@ -1,4 +1,4 @@
-"""What is read from the answers of a vLLM server: completions with their logprobs, versions and experts.
+"""Reads completions from the answers of a vLLM server, with their logprobs, versions and experts.
 
 With `--enable-return-routed-experts` each completion comes with the experts of all tokens that were read: base64 of a
 file in NumPy's format .npy, [prompt + completion - 1, layers, experts per token]. The last token was not read. vLLM

@@ -1,4 +1,4 @@
-"""What vLLM's servers need of this machine: the distribution of its GPUs among them, and of a model among GPUs."""
+"""Distributes the GPUs of this machine among vLLM's servers, and checks how a model is divided among GPUs."""
 
 import importlib.metadata
 import importlib.util

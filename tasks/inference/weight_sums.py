@@ -32,7 +32,7 @@ UNTOLD = (
     "does not tell its weights. Start it with --worker-extension-cls tasks.inference.worker.PolicyWorker and this "
     "project in its PYTHONPATH"
 )
-"""What is said of a server that cannot tell sums."""
+"""The end of an error about a server without sums."""
 CHUNK = 2**14
 """Numbers of which a sum is computed at a time, since they fit a core's cache."""
 

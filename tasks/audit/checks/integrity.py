@@ -51,7 +51,7 @@ class _Played:
 
     @property
     def samples_all_tokens(self) -> bool:
-        """Whether no token was left out of the distribution."""
+        """True if every token could be sampled: neither `top_p`, `top_k` nor a JSON schema left one out."""
         return self.parameter("top_p", 1) == 1 and self.parameter("top_k", 0) <= 0 == self.parameter("json_schema", 0)
 
 
