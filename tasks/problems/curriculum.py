@@ -119,6 +119,9 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
     Args:
         trajectories: rows of a trajectory data set.
         scores: rows of its scores.
+
+    Raises:
+        ValueError: a turn has two scores.
     """
     successes = {name: [score["success"] for score in of_row] for name, of_row in graded(scores).items()}
     played: dict[tuple[str, int], list[Row]] = defaultdict(list)

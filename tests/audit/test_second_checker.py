@@ -56,6 +56,21 @@ def test_compares_answers(answer: str, gold: str, expected: Opinion) -> None:
     assert compare(gold, answer) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"Put 4 in the box. \boxed{4}", "right"),
+        ("He has 12 boxes. The answer is 4", "right"),
+        ("The answer cannot be 4.", "cannot say"),
+        ("It must not be 4.", "cannot say"),
+        ("It can't be 4", "cannot say"),
+    ],
+)
+def test_words_around_the_answer(text: str, expected: str) -> None:
+    """A box in the text is not the command `boxed`, and a denied answer is none."""
+    assert opinion(text, ["4"])[0] == expected
+
+
 def test_any_solution_counts_and_wrong_needs_all() -> None:
     assert opinion(r"\boxed{7}", ["8", "7"]) == ("right", "7")
     assert opinion(r"\boxed{7}", ["8", "9"]) == ("wrong", "7")
@@ -72,6 +87,9 @@ def test_any_solution_counts_and_wrong_needs_all() -> None:
         (r"What is 19 + 0? Put the answer into \boxed{}.", False),
         ("Is the answer is 20 or 21? 19", False),
         (r"Your answer is wrong. Try again. \boxed{20}", False),
+        ("The answer is 19.5kg", False),
+        ("The answer is 19:30", False),
+        ("The answer is 19.5 + 2", False),
     ],
 )
 def test_finds_what_a_prompt_states(prompt: str, gives: bool) -> None:

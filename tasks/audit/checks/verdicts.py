@@ -26,6 +26,7 @@ Opinion = Literal["right", "wrong", "cannot say"]
 _LAST = 10_000  # characters at the end of a text in which the answer is searched
 _NEAR = Fraction(1, 1000)  # relative difference up to which one number may be the other one, rounded
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+)\}")
+_OPENED = re.compile(r"\\(?:boxed|fbox)\b")
 _DELIMITERS = re.compile(r"\\[\[\]()]")
 _BOX_BEGIN = re.compile(r"\\(?:boxed|fbox)\s*\{$")
 _JOINED = re.compile(r"[\s$,;.]*+(?:and|or)?[\s$]*+")
@@ -34,7 +35,7 @@ _REASON = re.compile(r"(?<![\s,]),?\s++(?:because|since|which|[\u2014\u2013-])\s
 _SAYS = re.compile(r"(?<![<>!:])=|\b(?:is|are|equals|has|have|gives|get|costs?|total:)\s")
 _SENTENCE = re.compile(r"[.!?;](?=\s|$)|\n")
 _STATEMENT = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?|\bsolutions?\s*:|####|\\boxed\s*\{")
-_NUMBER = re.compile(rf"[-+]?(?:{DECIMAL})(?!\s*[\d*/^+=\u2212-]|\w)")
+_NUMBER = re.compile(rf"[-+]?(?>{DECIMAL})(?!\s*[\d*/^+=\u2212-]|\w|[.,:]\d)")
 _FOREIGN = re.compile(r"[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u036f\u0400-\u1fff\u2e80-\ud7ff]")
 """A letter of no English word and no formula."""
 
@@ -49,9 +50,9 @@ def final_answer(text: str) -> str | None:
     ('\\frac{1}{2}', '7', None)
     """
     text = _DELIMITERS.sub("$", without_thoughts(text)[-_LAST:])
-    if "box" in text:
+    if opened := len(_OPENED.findall(text)):
         boxes = list(_BOX.finditer(text))
-        if not boxes or len(boxes) < text.count("box"):  # one is not closed, or holds another one
+        if len(boxes) < opened:  # one is not closed, or holds another one
             return None
         several = any(_JOINED.fullmatch(text[one.end() : other.start()]) for one, other in pairwise(boxes[-2:]))
         return None if several and boxes[-2][1] != boxes[-1][1] else boxes[-1][1].strip()
@@ -70,7 +71,10 @@ def final_answer(text: str) -> str | None:
 def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
     """Return whether the final answer of `text` is one of `solutions`, and the answer that was read."""
     answer = final_answer(text)
-    if not answer or _FOREIGN.search(text) or is_denied(_BOX_BEGIN.sub("", text.rpartition(answer)[0])):
+    if not answer or _FOREIGN.search(text):
+        return "cannot say", ""
+    before, number = text.rpartition(answer)[0], re.search(r"\d", answer)
+    if is_denied(_BOX_BEGIN.sub("", before)) or (number and is_denied(before + answer[: number.start()])):
         return "cannot say", ""
     opinions = [compare(answer, solution) for solution in solutions if not is_placeholder(solution)]
     if "right" in opinions:

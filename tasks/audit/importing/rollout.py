@@ -185,7 +185,7 @@ class Rollout(BaseModel):
 
     @property
     def lacks(self) -> set[str]:
-        """Columns that the episode lacks, in the words of `tasks.tables.sets.LACKED`. No format has versions and seeds."""
+        """Words of `tasks.tables.sets.LACKED` for what the episode lacks. No format has versions and seeds."""
         there = {
             "tokens": all(turn.token_ids for turn in self.turns),
             "logprobs": all(turn.logprobs for turn in self.turns),
