@@ -41,7 +41,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Load the configuration `name` (one of `available()`, or the path of a YAML file) with dotted overrides.
 
     An override with a mapping as its value replaces the section: `policy={path: my-model}`. `policy.path=my-model`
-    takes the place of `policy.warm_start` or `policy.fork`, and leaves `policy.lora` as it is. `algorithm.type=grpo`
+    takes the place of `policy.fork`, and leaves `policy.lora` as it is. `algorithm.type=grpo`
     replaces the section of another algorithm, whose knobs mean nothing to it.
 
     >>> load("demo", ["agent.args.num_turns=3"]).agent.args["num_turns"]

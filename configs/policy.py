@@ -55,5 +55,5 @@ class Policy(Knobs):
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if [getattr(self, name) for name in BEGINNINGS].count(None) != 2:
-            raise ValueError("give exactly one of policy.path, policy.warm_start and policy.fork")
+            raise ValueError("give exactly one of policy.path and policy.fork")
         return self

@@ -69,6 +69,11 @@ def serve(descriptor: int) -> None:
             CLIENT_SETTINGS.unlink(missing_ok=True)
 
 
+def _beginning(log: Path) -> bytes:
+    with log.open("rb") as file:
+        return file.read(50_000)
+
+
 def up(port: int) -> None:
     """Start server and worker unless they run, and deploy `prefect.yaml`; safe to repeat."""
     prefect_server.ignore_proxies_on_loopback()
@@ -76,7 +81,7 @@ def up(port: int) -> None:
         _start(port)
     deadline = time.monotonic() + prefect_server.START_SECONDS
     # The worker's log says so at its beginning: flow runs write behind it.
-    while not (WORKER_LOG.exists() and b"started" in WORKER_LOG.read_bytes()[:50_000]):
+    while not (WORKER_LOG.exists() and b"started" in _beginning(WORKER_LOG)):
         if not running() or time.monotonic() > deadline:
             raise ValueError(f"Prefect did not start; {_LOG} ends:\n{tail(_LOG)}")
         time.sleep(0.2)

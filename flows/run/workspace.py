@@ -5,6 +5,7 @@ configuration that it was begun with, at its first iteration without a checkpoin
 """
 
 import re
+import shlex
 import shutil
 import traceback
 from collections.abc import Iterator, Sequence
@@ -212,10 +213,11 @@ def telling_full_disks(root: str) -> Iterator[None]:
         if not found and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
             raise
         cause = found[0] if found else f"Prefect's database in {home} has no room"
+        frees = f"python -m storage --root {shlex.quote(root)} gc --delete --older-than-hours 0"
         raise errors.StorageError(
             f"a disk is full: {cause}. A run holds less with a lower storage.keep.last and a higher "
-            f"storage.keep.every; `python -m storage --root {root} gc --delete --older-than-hours 0` frees what no run "
-            "needs any more, and what failed attempts left. Then the same command continues"
+            f"storage.keep.every. `{frees}` frees what no run needs any more, and what failed attempts left. Then the "
+            "same command continues"
         ) from error
 
 

@@ -46,7 +46,8 @@ _STAGES = {"trajectories": "rollout", "annotations": "annotate", "scores": "scor
 
 def making(version: version_names.Version) -> AbstractContextManager[None]:
     """Trace the stage that makes a version."""
-    name = "evaluate" if layout.evaluated_policy(version) else _STAGES.get(version.kind, version.kind)
+    of_evaluation = layout.evaluated_policy(version) and version.kind != "annotations"
+    name = "evaluate" if of_evaluation else _STAGES.get(version.kind, version.kind)
     return span(name, run=version.run or "", version=version)
 
 

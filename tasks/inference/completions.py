@@ -35,7 +35,7 @@ def number(value: Any) -> float:
 def completion_of(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
     ids, versions = choice["token_ids"], list[int]()
     spans = [(int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"]]
-    if not all(type(number) is int and 0 <= number < 2**31 for number in (*ids, *(length for _, length in spans))):
+    if not all(type(value) is int and 0 <= value < 2**31 for value in (*ids, *(length for _, length in spans))):
         raise TypeError("a token, or the length of a span, is no number of 31 bits")
     if not len(choice["logprobs"]["content"]) == sum(length for _, length in spans) == len(ids) <= limit:
         raise ValueError(f"{len(ids)} tokens, of {limit}, and other numbers of logprobs or versions")

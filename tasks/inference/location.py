@@ -42,7 +42,7 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
         UnavailableError: the hub cannot be reached.
     """
     folder, inside = Path(path).expanduser(), _INSIDE.match(path)
-    if path.startswith(_TINY):
+    if path in {f"{_TINY}{each.name}" for each in POLICIES.iterdir()}:
         folder = POLICIES / path.removeprefix(_TINY)
     if (folder / CONFIG).is_file() and not (inside and knob == "policy.path"):
         return check_files(folder)

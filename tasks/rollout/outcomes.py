@@ -158,7 +158,7 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
     `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault, and
-    `("source", (name, what))` by source what `_of_source` does: episodes with a graded turn, with a right one …
+    `("source", (name, what))` by source: episodes, rejected, graded, first and any; and the sum `reward`.
     """
     counts = Counts()
     for trajectory in trajectories:

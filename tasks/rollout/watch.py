@@ -82,7 +82,7 @@ def watched(deadline_s: float) -> Iterator[None]:
 
 def _stack_of(thread: int | None) -> str:
     """Return the lines at which a thread is, the innermost one at the end."""
-    return "".join(traceback.format_stack(sys._current_frames().get(thread or 0), 30)).rstrip()
+    return "".join(traceback.format_stack(sys._current_frames().get(thread or 0))).rstrip()
 
 
 class AgentThreads(ThreadPoolExecutor):

@@ -56,8 +56,11 @@ class LossOutputs(NamedTuple):
     metrics: Mapping[str, Shaped[Tensor, " tokens"]] = {}
 
 
-_OWN = "samples sampled behaviour proximal reference logp entropy loss gradient value_loss kl kl_proximal"
-RESERVED = frozenset(_OWN.split())
+RESERVED = frozenset(
+    {"samples", "sampled", "behaviour", "proximal", "reference", "logp", "entropy", "loss", "gradient", "value_loss"}
+    | {"kl", "kl_proximal", "kl_behaviour", "kl_reference", "early_stopped", "observed_loss"}
+    | {"clip_fraction", "first_clip_fraction", "dual_clip_fraction"}
+)
 """Names of an update's own numbers, which no metric of a loss may have."""
 Loss = Callable[[LossInputs], LossOutputs]
 Normaliser = Literal["tokens", "sequences"] | float

@@ -106,7 +106,7 @@ def build_samples(
         trajectories: scores of those that are not trainable are ignored.
         scores: one for each turn.
         reward: how scores become rewards.
-        scorers: the section `score`: it has `tries`, and each scorer's values for what is empty in `reward`.
+        scorers: the section `score`: its `tries`, and values for what is empty in `reward`, by scorer.
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
         replay: train with the experts that the engine chose.
 

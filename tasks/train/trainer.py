@@ -78,7 +78,7 @@ class Trainer:
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
         scorers: who gave the scores.
         updates: number of updates of the whole run, over which the learning rate follows its schedule.
-        shares: whether the sources of problems are members of a mixture, which share the learning.
+        mixture: whether the sources of problems are members of a mixture, which share the learning.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Trainer:
         mesh: Mesh = ALONE,
         scorers: ScoreSettings = MATH_VERIFY,
         updates: int = 1,
-        shares: bool = False,
+        mixture: bool = False,
     ) -> None:
         self._algorithm, self._knobs, self._optimizer, self._reward = algorithm, train, optimizer, reward
-        self._temperature, self._updates, self._shares = temperature, updates, shares
+        self._temperature, self._updates, self._mixture = temperature, updates, mixture
         self._scorers, self._max_staleness, self._mesh = scorers, max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
@@ -106,10 +106,10 @@ class Trainer:
         """Make the trainer of a run."""
         oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
         algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
-        shares = bool(config.problems.members)
+        mixture = bool(config.problems.members)
         return cls(
             *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
-            *(config.score, config.run.iterations, shares),
+            *(config.score, config.run.iterations, mixture),
         )
 
     def load(
@@ -181,15 +181,18 @@ class Trainer:
         """
         self.holds = None
         torch.set_num_threads(self._knobs.threads)
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
         report = progress or (lambda _: None)
         samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
-        for reason in filter(left_out.get, left_out):
-            report(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
+        for reason, number in left_out.items():
+            if number:
+                report(f"{number} trajectories left out: {_REASONS[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         sources = {row.trajectory_id: row.source for row in rows}
-        if self._shares:
+        if self._mixture:
             samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         train_state, start = self._train_state, time.perf_counter()
         draw = partial(draw_minibatches, samples, self._knobs.minibatches, train_state.generator)

@@ -100,7 +100,7 @@ def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest
     ("overrides", "message"),
     [
         (["policy.fork=smoke@1"], "begins another run, which needs a name of its own"),
-        (["policy={fork: demo@1, path: x}"], "exactly one of policy.path, policy.warm_start and policy.fork"),
+        (["policy={fork: demo@1, path: x}"], "exactly one of policy.path and policy.fork"),
         (["policy={fork: demo}"], r"policy.fork='demo'"),
         (["policy={fork: ../x@1}"], r"policy.fork='../x@1'"),
     ],

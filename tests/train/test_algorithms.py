@@ -17,10 +17,11 @@ from configs import ConfigError, load
 from configs.algorithms import NAMES, read_algorithm
 from configs.score import Reward
 from storage.records import Score, Trajectory
-from tasks.train.advantages import Observed
+from tasks.train.advantages import Observed, against_group
 from tasks.train.algorithms import check_algorithm, make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.algorithms.likelihood import DPO, KTO, pairs
+from tasks.train.algorithms.ppo import PPO
 from tasks.train.components import Component, LossInputs, LossOutputs
 from tasks.train.samples import Sample, build_samples
 from tasks.train.version_trainer import check_noise
@@ -576,6 +577,18 @@ def doubled(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(-2 * inputs.advantages * inputs.logp)
 
 
+class Clipped(PPO):
+    """A class of a user's on top of PPO."""
+
+    recomputes, entropy_gradient, early_stop = False, False, None
+
+    def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
+        return self.share(against_group(samples, observed))
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        return Algorithm.loss(self, inputs)
+
+
 def named_entropy(inputs: LossInputs) -> LossOutputs:
     """A loss of a user's with a metric that the update has, too."""
     return LossOutputs(-inputs.advantages * inputs.logp, {"ratio": inputs.logp.exp(), "entropy": inputs.logp})
@@ -619,10 +632,15 @@ def test_knobs_beside_a_class_or_loss_of_ones_own() -> None:
         read_algorithm({"type": "grpo", "loss": "a:b", "eps_clip": 0.3})
 
 
+def test_a_class_of_ones_own_may_derive_from_ppo() -> None:
+    """It says itself what its section would say of PPO."""
+    check_algorithm(read_algorithm({"type": f"{__name__}:Clipped"}))
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        ("doubled", r"returns no metric `ratio`, which algorithm\.early_stop_imp_ratio looks at: return it"),
+        ("doubled", r"no metric `ratio`, but algorithm\.early_stop_imp_ratio limits it: return it"),
         ("named_entropy", r"the loss of the component rl: a metric cannot be called 'entropy': rename it"),
     ],
 )

@@ -122,9 +122,9 @@ def test_the_log_shows_each_members_share_of_the_gradient(tmp_path: Path, name: 
     long = [row for row in rows if row.problem_id in ("p0", "p1")]
     mixed = [replace(row, source="sums" if row in long else "game") for row in rows]
     found = []
-    for shares in (True, False):
+    for is_mixture in (True, False):
         trainer = make_trainer(save_tiny(tmp_path), type=name)
-        trainer._shares = shares
+        trainer._mixture = is_mixture
         metrics = trainer.update(mixed, scores, version=2)
         found.append([metrics[f"source/{member}/gradient_share"] for member in ("sums", "game")])
         assert sum(found[-1]) == pytest.approx(1)

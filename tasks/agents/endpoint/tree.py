@@ -194,15 +194,7 @@ def record(
         asked  [0, 1, 1]    received  [0, 1, 2]    paid  [0, 0, 3]
     """
     sequences = _sequences(nodes)
-    episode = Episode(prompt, sequences[0][0].prompt_ids)
-    ordered, later = [node for sequence in sequences for node in sequence], {first for first, *_ in sequences[1:]}
-    for node in ordered:
-        if node in later:  # it begins a sequence
-            episode.start_sequence("", node.prompt_ids)
-        elif node is not ordered[0]:
-            episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
-        outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
-        episode.add_completion(outputs, node.text)
+    episode, ordered = _episode_of(prompt, sequences), [node for sequence in sequences for node in sequence]
     if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
         status, unplayed_turns = "completed", 0
     turns = [
@@ -229,6 +221,20 @@ def record(
     )
 
 
+def _episode_of(prompt: EpisodeSpec, sequences: Sequence[Sequence[Node]]) -> Episode:
+    """Return an episode with the tokens and texts of the completions, one sequence after another."""
+    episode = Episode(prompt, sequences[0][0].prompt_ids)
+    for number, sequence in enumerate(sequences):
+        for node in sequence:
+            if node is not sequence[0]:
+                episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
+            elif number:
+                episode.start_sequence("", node.prompt_ids)
+            outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
+            episode.add_completion(outputs, node.text)
+    return episode
+
+
 def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
     """Return the completions as sequences, each of which goes on with the tokens of the one before it.
 
@@ -236,6 +242,7 @@ def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
     """
     by_last: dict[Node, list[Node]] = {}
     for node in nodes:
-        before = by_last.pop(node.parent, []) if node.parent and node.continues else []
-        by_last[node] = [*before, node]
+        sequence = by_last.pop(node.parent, []) if node.parent and node.continues else []
+        sequence.append(node)
+        by_last[node] = sequence
     return list(by_last.values())

@@ -126,12 +126,7 @@ class Scheduler:
         try:
             while len(job.scored) < len(orders):
                 self._check(able=bool(self._workers))
-                for _ in range(AT_ONCE):  # one more for each in turn, so that few shards go to many workers
-                    for worker in self._workers if job.waiting else ():
-                        if len(worker.grading) < AT_ONCE:
-                            task = self._loop.create_task(self._grade(worker, job))
-                            worker.grading.add(task)
-                            task.add_done_callback(worker.grading.discard)
+                self._let_grade(job)
                 job.changed.clear()
                 await _within(job.changed.wait(), _CHECK_S)
         finally:
@@ -141,6 +136,14 @@ class Scheduler:
                 for task in worker.grading:
                     task.cancel()
         return job.scored
+
+    def _let_grade(self, job: ScoringJob) -> None:
+        for _ in range(AT_ONCE):  # one more for each in turn, so that few shards go to many workers
+            for worker in self._workers if job.waiting else ():
+                if len(worker.grading) < AT_ONCE:
+                    task = self._loop.create_task(self._grade(worker, job))
+                    worker.grading.add(task)
+                    task.add_done_callback(worker.grading.discard)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
         """Let a worker grade shards until none waits, first those that it wrote; if it is lost, another one goes on."""

@@ -74,15 +74,24 @@ class Algorithm:
     "versions". With "logprobs", those of sampling, `flows.fit` also refuses data of another temperature."""
     needs_current: bool = False
     """True if `reweigh` needs the logprobs under the weights before each optimizer step."""
-    recomputes: bool = False
-    """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
-    entropy_gradient: bool = False
-    """True if the loss has a gradient through the entropy."""
-    early_stop: float | None = None
-    """The mean ratio above which a minibatch changes nothing; None: no limit."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         self.knobs, self.max_new_tokens = context.knobs, context.max_new_tokens
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
+        return False
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """True if the loss has a gradient through the entropy."""
+        return False
+
+    @property
+    def early_stop(self) -> float | None:
+        """The mean ratio above which a minibatch changes nothing; None: no limit."""
+        return None
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         """Decide what each token gets, once for the whole update.
@@ -232,8 +241,10 @@ def try_algorithm(algorithm: Algorithm) -> None:
             given = _inputs(len(weights[0]), known)
             outputs = components.checked(algorithm.component(name).loss(given), given, name)
             if name == "rl" and algorithm.early_stop and "ratio" not in outputs.metrics:
-                lacks = "its loss returns no metric `ratio`, which algorithm.early_stop_imp_ratio looks at"
-                raise ValueError(f"{named}: {lacks}: return it, or leave that knob empty")
+                limit = "its attribute `early_stop`" if algorithm.knobs.own else "algorithm.early_stop_imp_ratio"
+                raise ValueError(
+                    f"{named}: its loss returns no metric `ratio`, but {limit} limits it: return it, or set None"
+                )
             if math.isnan(known) and not outputs.loss.isfinite().all():
                 raise ValueError(f"{named}: its loss reads the logprobs of sampling: name them in its attribute `uses`")
     except ValueError:

@@ -89,11 +89,10 @@ class KTO(Algorithm):
         z = beta (r - z0) of a good episode, beta (z0 - r) of a bad one
         loss = mean over episodes of weight (1 - sigmoid(z)),   weight = good_weight or bad_weight
 
-    The tokens of a good episode have the weight weight beta sigmoid(z) sigmoid(-z), those of a bad one its negative. z0
-    is a constant for the gradient. It stands for KL(policy || reference), which the paper estimates from the answers to
-    other prompts; here it is the mean of r of the minibatch's own episodes, which the policy played and which need no
-    further pass.
-    Source: arXiv 2402.01306, equation 8.
+    The tokens of a good episode have the weight `weight * beta * sigmoid(z) * sigmoid(-z)`, those of a bad one its
+    negative. z0 is a constant for the gradient. It stands for KL(policy || reference), which the paper estimates from
+    the answers to other prompts; here it is the mean of r of the minibatch's own episodes, which the policy played and
+    which need no further pass. Source: arXiv 2402.01306, equation 8.
 
     Example: beta = 0.1, r = 3 of a good episode and -1 of a bad one: z0 = 1, z = 0.2 and 0.2, losses 0.450, weights
     0.1 * 0.2475 and -0.1 * 0.2475.

@@ -16,7 +16,7 @@ import torch
 
 from configs import algorithms
 from tasks.train.advantages import Observed, estimate
-from tasks.train.algorithms.algorithm import Algorithm, AlgorithmContext, Assignment
+from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.components import LossInputs, LossOutputs, behaviour_weights, policy_loss
 from tasks.train.samples import Sample
 
@@ -24,11 +24,17 @@ from tasks.train.samples import Sample
 class PPO(Algorithm):
     knobs: algorithms.PPO
 
-    def __init__(self, context: AlgorithmContext) -> None:
-        super().__init__(context)
-        self.recomputes = self.knobs.objective != "behaviour"
-        self.entropy_gradient = self.knobs.entropy_coefficient > 0
-        self.early_stop = self.knobs.early_stop_imp_ratio
+    @property
+    def recomputes(self) -> bool:
+        return self.knobs.objective != "behaviour"
+
+    @property
+    def entropy_gradient(self) -> bool:
+        return self.knobs.entropy_coefficient > 0
+
+    @property
+    def early_stop(self) -> float | None:
+        return self.knobs.early_stop_imp_ratio
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         estimated = estimate(samples, observed, self.knobs.advantage)
