@@ -24,13 +24,13 @@ manifest.json                               the commit record
 journal/<number>.json                       finished shards, with which the next writer continues a killed one
 collected.json                              the tombstone: gc deleted the data; the manifest stays
 collected-state.json                        gc deleted `state/` of a checkpoint, and no more
-withdrawn.json                              the manifest that the version had until objects of it were lost
+withdrawn.json                              earlier programs: the manifest of a version that had lost objects
 
 Logs of numbered entries that are created once (see `storage.logs.log`):
 catalog/<number>.json                       all attempts to commit, in order
 aliases/<name>/<number>.json                moves of an alias
 leases/<run>/<number>.json                  holders of the lease of a run; `beats/<number>.json` has their signs of life
-leases/<version>/<nonce>/<number>.json      the same for an attempt that no lease of a run protects, until it ends
+leases/<version>/<nonce>/<number>.json      earlier programs: the same for an attempt that no lease of a run protects
 retraining/<name>/<number>.json             nights that began and ended (see `storage.logs.nights`)
 """
 

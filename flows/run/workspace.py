@@ -125,7 +125,7 @@ class Workspace:
             after = max(0, newest - max(keep.last, self.config.train.state_every) - _LOOKED_AT)
             rules = gc.Rules(keep.last, keep.every, ancestors=False, evaluated=True, after=after)
             try:
-                gc.collect_leased(self.store, self.lease, rules)
+                gc.collect_run(self.store, self.lease.run, rules, check=self.lease.check)
             except (errors.UnavailableError, errors.DamagedError, OSError) as error:
                 get_run_logger().warning("checkpoints that storage.keep does not keep were not deleted: %s", error)
 

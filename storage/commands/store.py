@@ -146,8 +146,6 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
     for action in (point, rollback):
         action.add_argument("--reason", default="", help="stored in the history")
     point.add_argument("version", metavar="VERSION")
-    about = "only if MOVE is its newest move; -1: only if the alias does not exist yet"
-    point.add_argument("--expect", type=whole(-1), metavar="MOVE", help=about)
     rollback.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
 
 
@@ -155,11 +153,8 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
     """Run the action and show the moves. Damaged aliases are printed as errors; the others are listed; status 1."""
     name = getattr(arguments, "name", "")
     if arguments.action == "set":
-        version, expected = aliases.resolve_version(store, arguments.version), arguments.expect
-        if expected is None:  # otherwise the newest move is not read, so an alias can be set although it is damaged
-            expected = newest.number if (newest := aliases.current(store, name)) else None
-        expected = None if expected == -1 else expected
-        return _moves(name, [aliases.move(store, name, version, expected, arguments.reason)])
+        version, count = aliases.resolve_version(store, arguments.version), aliases.moves(store, name)
+        return _moves(name, [aliases.move(store, name, version, count - 1 if count else None, arguments.reason)])
     if arguments.action == "rollback":
         return _moves(name, [aliases.roll_back(store, name, arguments.to, arguments.reason)])
     if arguments.action == "history":
@@ -228,48 +223,36 @@ def _add_gc(parser: argparse.ArgumentParser) -> None:
     add("--keep-last", type=whole(1), default=rules.keep_last, metavar="N", help=about)
     about = "also keep versions 0, M, 2M …; default: only 0"
     add("--keep-every", type=whole(0), default=0, metavar="M", help=about)
-    about = "kind of versions to collect; may be repeated; default: checkpoint"
-    add("--kind", action="append", choices=gc.KINDS, help=about)
     about = "collect leftovers of killed attempts older than this; default 24"
     add("--older-than-hours", type=whole(0), default=24, metavar="H", help=about)
 
 
 def run_gc(store: Store, arguments: argparse.Namespace) -> Output:
-    """Plan or delete; show one line for each run."""
-    kinds, older_than_s = tuple(arguments.kind or gc.Rules().kinds), arguments.older_than_hours * 3600
-    rules = gc.Rules(arguments.keep_last, arguments.keep_every, kinds, older_than_s)
-    plans = gc.collect(store, rules, print_progress) if arguments.delete else gc.plan(store, rules)
+    """Show or delete; one line for each run."""
+    rules = gc.Rules(arguments.keep_last, arguments.keep_every, arguments.older_than_hours * 3600)
+    garbage = gc.collect(store, rules, print_progress) if arguments.delete else gc.find_garbage(store, rules)
     data = [
         {
-            "run": plan.run,
-            "held_by": plan.held_by,
-            "versions": [manifest.version for manifest in plan.versions],
-            "leftovers": [item.path for item in plan.leftovers],
-            "bytes": plan.bytes,
+            "run": found.run,
+            "held_by": found.held_by,
+            "versions": [manifest.version for manifest in found.versions],
+            "leftovers": [item.path for item in found.leftovers],
+            "bytes": found.bytes,
         }
-        for plan in plans
+        for found in garbage
     ]
-    if not plans:
+    if not garbage:
         return Output(data, ["nothing to collect"])
-    rows = [(p.run or "(no run)", len(p.versions), len(p.leftovers), size(p.bytes), p.held_by) for p in plans]
-    columns = ["run", "versions", "leftover objects", "size", "left alone: written by"]
+    rows = [(of.run or "(no run)", len(of.versions), len(of.leftovers), size(of.bytes), of.held_by) for of in garbage]
+    shown = table(["run", "versions", "leftover objects", "size", "left alone: written by"], rows)
     if arguments.delete:  # progress has listed the versions already
-        return Output(data, [table(columns, rows), "deleted"])
-    versions = [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
-    return Output(data, [table(columns, rows), *versions, "nothing was deleted: --delete does it"])
-
-
-def _add_repair(parser: argparse.ArgumentParser) -> None:
-    about = "instead withdraw these, which lack objects, so that what made them (an evaluation, a run) makes them again"
-    parser.add_argument("versions", metavar="VERSION", nargs="*", help=about)
+        return Output(data, [shown, "deleted"])
+    versions = [f"  {manifest.version}" for found in garbage for manifest in found.versions]
+    return Output(data, [shown, *versions, "nothing was deleted: --delete does it"])
 
 
 def run_repair(store: Store, arguments: argparse.Namespace) -> Output:
-    """Repair the logs, or withdraw versions, and show what was done. `verify` reports other problems."""
-    if arguments.versions:
-        names = [aliases.resolve_version(store, version) for version in arguments.versions]
-        gone = [each for name in names for each in gc.withdraw(store, name)]
-        return Output({"withdrawn": gone}, [f"withdrawn {name}" for name in gone])
+    """Repair the catalog, and show what was done. `verify` reports other problems."""
     filled, entered = verify.repair(store)
     done = f"{counted(len(filled), 'lost entry')} filled, {counted(len(entered), 'version')} entered into the catalog"
     lines = [*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)]
@@ -289,19 +272,15 @@ def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION", help="a checkpoint")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty folder")
-    about = "send it to this repository of the hub, too, with the token in HF_TOKEN; a new repository is private"
     parser.add_argument("--merge", action="store_true", help="write an adapter and its base as one plain model")
-    parser.add_argument("--hub", metavar="OWNER/NAME", help=about)
 
 
 def run_export(store: Store, arguments: argparse.Namespace) -> Output:
-    """Write the folder and, if asked, send it to the hub."""
+    """Write the folder."""
     policy = checkpoints.resolve_policy(store, arguments.version)
     export.export(store, policy, arguments.folder, merge=arguments.merge)
-    parts = [f"{policy} is in {arguments.folder}, with its model card, README.md"]
-    commit = export.send(arguments.folder, arguments.hub, policy) if arguments.hub else None
-    parts += [f"sent: {commit}"] if commit else []
-    return Output({"version": policy, "folder": str(arguments.folder), "commit": commit}, parts)
+    line = f"{policy} is in {arguments.folder}, with its model card; `hf upload --private` sends it to the hub"
+    return Output({"version": policy, "folder": str(arguments.folder)}, [line])
 
 
 def _add_cp(parser: argparse.ArgumentParser) -> None:
@@ -325,8 +304,8 @@ COMMANDS = {
     "alias": Command("names that point at versions: list, set, history, rollback", _add_alias, alias),
     "verify": Command("check that versions and everything they were made from are whole", _add_verify, run_verify),
     "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, run_gc),
-    "repair": Command("replace lost and damaged entries of the catalog and of other logs", _add_repair, run_repair),
+    "repair": Command("replace lost and damaged entries of the catalog", lambda _: None, run_repair),
     "doctor": Command("check that a root can be trusted with versions: races, permissions", lambda _: None, run_doctor),
-    "export": Command("write a checkpoint as a folder with a model card; send it to the hub", _add_export, run_export),
+    "export": Command("write a checkpoint as a folder with a model card", _add_export, run_export),
     "cp": Command("copy a run with everything it needs to another root, where it can be continued", _add_cp, run_cp),
 }

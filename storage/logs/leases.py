@@ -12,8 +12,8 @@ versions build on it.
 
 `is_held` finds who holds a lease without taking it, `tenures` who held it and when.
 
-What is written without the lease of a run, such as an evaluation by another flow, has a lease of its own for each
-attempt (`alive`), which nobody else takes: only gc looks at it (`is_free`).
+What is written without the lease of a run, such as an evaluation by another flow, needs none: the first commit wins.
+Earlier programs gave each such attempt a lease of its own.
 """
 
 import logging
@@ -21,13 +21,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from storage import layout
@@ -39,10 +36,10 @@ from storage.telemetry.metrics import LEASE_RENEWED
 
 logger = logging.getLogger(__name__)
 
+TTL_S = 60.0
+"""Another writer may take over a lease after so many seconds without a sign of life."""
 BEATS = 4
-"""Signs of life within `ttl_s`."""
-LONGEST_TTL_S = 3600.0
-"""Nobody waits longer for a sign of life, whatever an entry says."""
+"""Signs of life within this time."""
 
 
 @dataclass
@@ -52,14 +49,14 @@ class Lease:
     Args:
         store: the store of the run.
         run: the name of the run.
-        ttl_s: another writer may take over the lease after so many seconds without a sign of life.
+        ttl_s: see `TTL_S`.
         when_held: if another process holds the lease, wait for its end or stop with LeaseHeldError.
         label: names the holder in messages to other writers (a flow run's id).
     """
 
     store: Store
     run: str
-    ttl_s: float = 60.0
+    ttl_s: float = field(default_factory=lambda: TTL_S)
     when_held: Literal["stop", "wait"] = "stop"
     label: str = ""
     token: int = field(default=-1, init=False)
@@ -76,7 +73,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         assert self._thread
         self._thread.join(self.ttl_s)
@@ -102,14 +99,13 @@ class Lease:
     def _acquire(self) -> None:
         """Take the lease as soon as it is free. Raises LeaseHeldError."""
         while True:
-            newest = newest_holder(self.store, self.run)
-            free = self._wait_until_free(*newest) if newest else "released"
-            number = newest[0] + 1 if newest else 0
-            entry = {"holder": own_identity(), "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
-            if self._log.put(number, entry):
-                if newest and free != "released":
-                    logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
-                self.token = number
+            token, entry = _newest(self.store, self.run)
+            free = self._wait_until_free(token, entry) if entry else _RELEASED
+            own = {"holder": own_identity(), "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
+            if self._log.put(token + 1, own):
+                if entry and free != _RELEASED:
+                    logger.warning("run %s: taken over from %s (%s)", self.run, describe(entry), free)
+                self.token = token + 1
                 LEASE_RENEWED.labels(self.run).set_to_current_time()
                 return
 
@@ -119,27 +115,23 @@ class Lease:
         Raises:
             LeaseHeldError: the holder is alive, and the caller does not want to wait.
         """
-        seen, since = last_sign(self.store, self.run, token), time.monotonic()
-        has_moved = is_named = False
-        ttl_s = min(LONGEST_TTL_S, float(entry["ttl_s"] or self.ttl_s))
+        first = seen = _last_sign(self.store, self.run, token)
+        since, is_named = time.monotonic(), False
         while self._log.length() == token + 1:
-            sign = last_sign(self.store, self.run, token)
-            if sign.get("released"):
-                return "released"
-            if is_alive(entry["holder"]) is False:
-                return "its process has ended"
+            sign = _last_sign(self.store, self.run, token)
+            if ended := _ending(entry, sign):
+                return ended
             if sign != seen:
-                seen, since, has_moved = sign, time.monotonic(), True
-            if time.monotonic() - since > ttl_s:
-                return f"no sign of life for {ttl_s:g} s"
-            if self.when_held == "stop" and (has_moved or is_alive(entry["holder"])):
+                seen, since = sign, time.monotonic()
+            if time.monotonic() - since > self.ttl_s:
+                return f"no sign of life for {self.ttl_s:g} s"
+            if self.when_held == "stop" and (seen != first or is_alive(entry["holder"])):
                 raise LeaseHeldError(
                     f"run {self.run!r} is being written by {describe(entry)}. Wait for it with "
                     "run.when_held=wait, end it, or begin another run with run.name=…"
                 )
             if not is_named:
-                doing = "waiting for its end" if self.when_held == "wait" else "checking whether it is alive"
-                logger.warning("run %s is written by %s; %s", self.run, describe(entry), doing)
+                logger.warning("run %s is written by %s; waiting for its end", self.run, describe(entry))
                 is_named = True
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
         return "it has a successor"
@@ -150,7 +142,7 @@ class Lease:
         LEASE_RENEWED.labels(self.run).set_to_current_time()
 
     def _stay_alive(self) -> None:
-        """Write signs of life and watch for a successor until the lease is left; the body of the thread."""
+        """Write signs of life and look for a successor until the lease is left; the body of the thread."""
         while not self._done.wait(self.ttl_s / BEATS):
             try:
                 self._beat()
@@ -163,10 +155,9 @@ class Lease:
     def _find_successor(self) -> str:
         """Say who has taken over the lease; an empty text: nobody."""
         if not self._lost and self._log.length() > self.token + 1:
-            newest = newest_holder(self.store, self.run)
-            assert newest
+            _, newest = _newest(self.store, self.run)
             self._lost = (
-                f"run {self.run!r} was taken over by {describe(newest[1])}, because this flow run seemed dead. "
+                f"run {self.run!r} was taken over by {describe(newest)}, because this flow run seemed dead. "
                 "This flow run stops; what it has committed stays"
             )
         return self._lost
@@ -178,35 +169,8 @@ def _now() -> str:
 
 def is_held(store: Store, run: str) -> str | None:
     """Describe the holder of the lease of `run`, as far as can be seen at once; None if the lease is free."""
-    last = newest_holder(store, run)
-    if last is None or is_alive(last[1]["holder"]) is False:
-        return None
-    return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
-
-
-def is_free(store: Store, run: str) -> bool:
-    """Return whether the lease of `run` is free. A holder on another machine is watched for its time to live."""
-    try:
-        newest = newest_holder(store, run)
-        return newest is None or bool(Lease(store, run)._wait_until_free(*newest))
-    except LeaseHeldError:
-        return False
-    except FileNotFoundError:  # its holder has just ended
-        return True
-
-
-@contextmanager
-def alive(store: Store, attempt: str) -> Iterator[None]:
-    """Give an attempt to write a version, `<version>/<nonce>`, a lease of its own while the block lasts."""
-    try:
-        with Lease(store, attempt, label="an attempt"):
-            yield
-    finally:
-        try:
-            for key in (Log(store, layout.lease(attempt)).key(0), layout.beat(attempt, 0)):
-                store.delete(key)
-        except (StorageError, OSError) as error:  # such as for credentials that may not delete
-            logger.warning("the released lease of %s is left to gc: %s", attempt, error)
+    token, entry = _newest(store, run)
+    return describe(entry) if entry and not _ending(entry, _last_sign(store, run, token)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,34 +198,42 @@ def tenures(store: Store, run: str) -> list[Tenure]:
 
     def read(token: int) -> Tenure | None:
         try:
-            entry, sign = log.read(token), last_sign(store, run, token)
+            entry, sign = log.read(token), _last_sign(store, run, token)
             begun, seen = (datetime.fromisoformat(each) for each in (entry["at"], sign.get("at", entry["at"])))
-            silent_s = (datetime.now(UTC) - seen).total_seconds()
         except (DamagedError, ValueError, TypeError):
             return None
-        reasons = {
-            "it was released": sign.get("released") or token + 1 < length,
-            "its process has ended": is_alive(entry["holder"]) is False,
-            f"no sign of life for {silent_s:.0f} s": silent_s > float(entry["ttl_s"]),
-        }
-        ended = next((reason for reason, holds in reasons.items() if holds), "")
+        ended = _RELEASED if token + 1 < length else _ending(entry, sign)
+        if not ended and (silent_s := (datetime.now(UTC) - seen).total_seconds()) > TTL_S:
+            ended = f"no sign of life for {silent_s:.0f} s"
         return Tenure(describe(entry), entry["label"], begun, seen, ended)
 
     return [tenure for tenure in in_parallel(read, range(length)) if tenure]
 
 
-def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
-    """Return token and entry of the newest holder. If the entry is damaged, its token counts; its holder is unknown."""
+_RELEASED = "it was released"
+
+
+def _ending(entry: dict[str, Any], sign: dict[str, Any]) -> str:
+    """Return why a holder's lease is free, as far as can be seen at once; an empty text: it seems to be held."""
+    if sign.get("released"):
+        return _RELEASED
+    return "its process has ended" if is_alive(entry["holder"]) is False else ""
+
+
+def _newest(store: Store, run: str) -> tuple[int, dict[str, Any]]:
+    """Return token and entry of the newest holder: -1 and {} without one.
+
+    If the entry is damaged, its token counts, and its holder is unknown.
+    """
     log = Log(store, layout.lease(run))
     try:
-        return log.last()
+        return log.last() or (-1, {})
     except DamagedError as error:
         holder = {"machine": "", "host": "?", "pid": "?"}
-        entry = {"holder": holder, "label": f"an unknown process ({error})", "at": "?", "ttl_s": None}
-        return log.length() - 1, entry
+        return log.length() - 1, {"holder": holder, "label": f"an unknown process ({error})", "at": "?"}
 
 
-def last_sign(store: Store, run: str, token: int) -> dict[str, Any]:
+def _last_sign(store: Store, run: str, token: int) -> dict[str, Any]:
     """Return the holder's last sign of life; empty if there is none, or if it cannot be read."""
     key = layout.beat(run, token)
     try:

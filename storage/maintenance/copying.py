@@ -18,15 +18,14 @@ from pathlib import Path
 from storage import layout, visible
 from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
 from storage.logs import catalog
-from storage.logs.leases import Lease, alive
-from storage.maintenance.verify import Progress
+from storage.logs.leases import Lease
+from storage.maintenance.verify import PrintLine
 from storage.objects.store import Store, in_parallel
 from storage.processes.folder import TemporaryFolder
 from storage.versions import aliases, fetch, lineage, manifests
-from storage.versions.drafts import new_nonce
 
 
-def copy_run(source: Store, target: Store, run: str, progress: Progress = lambda _: None) -> list[manifests.Manifest]:
+def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambda _: None) -> list[manifests.Manifest]:
     """Copy `run` to `target`, under the lease that it has there; return the manifests of what `target` lacked.
 
     Raises:
@@ -99,12 +98,11 @@ def _copy_version(source: Store, target: Store, manifest: manifests.Manifest) ->
         if source.exists(tombstone):  # these data are gone there as here
             target.write(tombstone, b"")
     files = manifests.left(source, manifest)
-    with alive(target, f"{manifest.version}/{new_nonce()}"):  # it may be of another run than the one that is leased
-        in_parallel(partial(_copy_file, source, target), files, threads=4)
-        catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-        manifests.refuse_lost(target, manifest.version, files)
-        if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
-            _refuse(target, [manifest.version])
+    in_parallel(partial(_copy_file, source, target), files, threads=4)
+    catalog.enter(target, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
+    manifests.refuse_lost(target, manifest.version, files)
+    if not target.create(layout.manifest(manifest.version), manifests.read_bytes(source, manifest.version)):
+        _refuse(target, [manifest.version])
 
 
 def _copy_file(source: Store, target: Store, file: manifests.File) -> None:

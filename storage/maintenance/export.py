@@ -1,4 +1,4 @@
-"""Exports a checkpoint as a transformers folder with a model card, and sends the folder to the hub.
+"""Exports a checkpoint as a transformers folder with a model card.
 
 The card is README.md in Markdown, with the metadata that the hub reads. It may be published. So of paths it has only
 the last part, and neither the store's root nor the configuration.
@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from configs import flatten
 from storage import layout
-from storage.errors import DamagedError, StorageError, UnavailableError
+from storage.errors import DamagedError, StorageError
 from storage.logs import catalog
 from storage.objects.store import Store, sha256
 from storage.processes.folder import TemporaryFolder
@@ -53,28 +53,6 @@ def export(store: Store, policy: PolicyVersion, folder: Path, *, merge: bool = F
             shutil.copytree(stored, made, copy_function=shutil.copyfile)
         (made / "README.md").write_text(model_card(store, checkpoint.manifest, made))
         made.rename(folder)
-
-
-def send(folder: Path, repository: str, message: str) -> str:
-    """Send an exported folder to the hub as one commit; return the commit's URL. A new repository is private.
-
-    Raises:
-        UnavailableError: there is no token, or the hub cannot be reached, or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=True)  # the one in HF_TOKEN, or of `hf auth login`
-    try:
-        api.create_repo(repository, private=True, exist_ok=True)
-        old = ["*.safetensors", "*.safetensors.index.json"]
-        commit = api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=old)
-    except Exception as error:  # the library raises its own errors and those of its HTTP client: no common base
-        cause = " ".join(str(error).split())
-        raise UnavailableError(
-            f"{repository} was not written ({type(error).__name__}: {cause}). {folder} is whole: "
-            f"`hf upload {repository} {folder}` sends it"
-        ) from error
-    return str(commit.commit_url)
 
 
 def model_card(store: Store, manifest: manifests.Manifest, folder: Path) -> str:

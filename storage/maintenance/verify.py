@@ -30,8 +30,8 @@ from storage.processes.folder import TemporaryFolder
 from storage.versions import aliases, checkpoints, contents, fetch, lineage, manifests, model_files
 from storage.versions.manifests import File, Manifest
 
-Progress = Callable[[str], None]
-"""Gets a line when a part of the work is done or begins."""
+PrintLine = Callable[[str], object]
+"""Prints a line when a part of the work is done or begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Report:
 def verify(
     store: Store,
     versions: Sequence[str],
-    progress: Progress = lambda _: None,
+    progress: PrintLine = lambda _: None,
     *,
     deep: bool = False,
     ancestors: bool = True,
@@ -95,16 +95,17 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
     def add(key: str, problems: Iterable[str]) -> None:
         report.findings += [Finding(manifest.version, key, problem) for problem in problems]
 
+    left = manifests.left(store, manifest)
     add(layout.manifest(manifest.version), _manifest_problems(manifest))
     if collected := bool(manifest.files) and store.exists(layout.tombstone(manifest.version)):
         report.collected += 1
-        if not manifests.left(store, manifest):
+        if not left:
             return
-    else:
-        add(layout.manifest(manifest.version), _base_problems(store, manifest))
+    for key, problem in _problems_beside(store, manifest, collected):
+        add(key, [problem])
     before = len(report.findings)
     rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
-    for file in manifests.left(store, manifest):
+    for file in left:
         report.objects += 1
         report.bytes += file.bytes
         try:
@@ -116,28 +117,19 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
         add(file.path, _content_problems(manifest.kind, file, path, rows, deep))
         if not store.is_local and not (deep and file.name.startswith(("model/", "adapter/"))):
             path.unlink()
-    for key, problem in _strays(store, manifest):
-        add(key, [problem])
     if deep and not collected and manifest.kind == "checkpoint" and len(report.findings) == before:
         add(f"{manifest.version}/{manifest.nonce}/model", _weight_problems(store, manifest, folder))
 
 
-def _strays(store: Store, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield keys, and what is wrong with them."""
+def _problems_beside(store: Store, manifest: Manifest, collected: bool) -> Iterator[tuple[str, str]]:
+    """Yield keys and problems of the base of an adapter, and of objects that no manifest names."""
     try:
+        if not collected:
+            checkpoints.manifest_of_model(store, manifest)
         for key in fetch.strays(store, manifest):
             yield key, "is in the data folder of this version, but its manifest does not name it"
     except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
         yield layout.manifest(manifest.version), str(error)
-
-
-def _base_problems(store: Store, manifest: Manifest) -> list[str]:
-    """Return what is wrong with the base of an adapter, if the version has one."""
-    try:
-        checkpoints.manifest_of_model(store, manifest)
-    except DamagedError as error:
-        return [str(error)]
-    return []
 
 
 def _content_problems(kind: str, file: File, path: Path, rows: contents.Rows | None, deep: bool) -> list[str]:
@@ -229,7 +221,9 @@ def check_logs(store: Store) -> LogReport:
             logs[entry[0]].append(entry[1])
         elif version := layout.manifest_of(item.path):
             report.versions.append(version)
-    _check_versions(store, _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report), report)
+    entered = _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report)
+    report.lost = [number for number, entry in enumerate(entered) if entry is None]
+    _check_versions(store, entered, report)
     for log, numbers in logs.items():
         last = _entries(store, log, numbers, report)[-1]
         if aliases.name_of(log) and last and (problem := _target_problem(store, last)):
@@ -250,28 +244,20 @@ def _entries(store: Store, prefix: str, numbers: Sequence[int], report: LogRepor
         try:
             return log.read(number)
         except FileNotFoundError:
-            return ""
+            return "is missing, and hides later entries"
         except DamagedError as error:
             return str(error)
 
     found = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
-    entries = [entry if isinstance(entry, dict) else None for entry in found]
+    name, remedy = aliases.name_of(prefix), ""
+    if prefix == layout.CATALOG:
+        remedy = f"; {_REPAIR} replaces it"
+    elif name:
+        remedy = f"; {aliases.remedy(name)}"
     for number, problem in enumerate(found):
         if isinstance(problem, str):
-            remedy = _remedy(prefix, number, problem, len(entries), report)
-            problem = problem or "is missing, and hides later entries"
-            report.findings.append(Finding(prefix, log.key(number), problem + remedy))
-    return entries
-
-
-def _remedy(prefix: str, number: int, problem: str, length: int, report: LogReport) -> str:
-    """Return the remedy for a lost entry as the end of a sentence; add what `repair` needs to `report`."""
-    if prefix == layout.CATALOG:
-        report.lost.append(number)
-        return f"; {_REPAIR} replaces it"
-    if (name := aliases.name_of(prefix)) and (not problem or number == length - 1):
-        return f"; {aliases.remedy(name, number if problem else number - 1)}"
-    return ""
+            report.findings.append(Finding(prefix, log.key(number), f"{problem}{remedy}"))
+    return [entry if isinstance(entry, dict) else None for entry in found]
 
 
 def _check_versions(store: Store, entries: list[Values | None], report: LogReport) -> None:

@@ -24,7 +24,7 @@ from botocore.handlers import add_expect_header
 from botocore.parsers import ResponseParserError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from storage.errors import StorageError, UnavailableError
+from storage.errors import UnavailableError
 from storage.objects.local import ObjectInfo
 from storage.telemetry.metrics import STORE, STORE_RETRIES
 
@@ -168,8 +168,6 @@ class S3Backend:
         except FileNotFoundError as error:
             if _code(error) != "NoSuchUpload":  # it was completed, but the answer was lost
                 raise
-        if (stored := self.size(path)) != size:
-            raise StorageError(f"{self.uri(path)} has {stored} bytes after an upload of {size}: the server lost some")
 
     def download(self, path: str, target: Path) -> str:
         size, digest = self.size(path), hashlib.sha256()

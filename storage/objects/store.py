@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,6 +56,13 @@ class Store:
     def of(cls, settings: Storage) -> "Store":
         """Open the store that the `storage` section of a configuration names."""
         return cls(settings.root)
+
+    def below(self, folder: str) -> "Store":
+        """Return a store in a folder of this one, with the same backend."""
+        inner = copy(self)
+        inner.root, inner._base = self.uri(folder), self.path(folder)
+        inner.positions, inner.entries, inner.named = {}, {}, {}
+        return inner
 
     @property
     def is_local(self) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import multiprocessing
 import os
 import secrets
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 from storage.processes import folder, reaper
@@ -26,11 +27,11 @@ _KILLED_S = 10.0
 
 def mark() -> dict[str, str]:
     """Return the environment variables by which a new process ends with this one."""
-    return _watched(os.getpid())
+    return _start_reaper(os.getpid())
 
 
 @functools.cache
-def _watched(owner: int) -> dict[str, str]:
+def _start_reaper(owner: int) -> dict[str, str]:
     """Start the reaper, once in this process; return the mark."""
     token = secrets.token_hex(16)
     nothing = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in (0, 1, 2)]
@@ -40,21 +41,6 @@ def _watched(owner: int) -> dict[str, str]:
     return {_VARIABLE: token, "SPT_NOENV": "1"}
 
 
-class _PoolProcess(SpawnProcess):
-    """A process that multiprocessing ends at exit; for others, which a pool may lose in an interrupt, it waits."""
-
-    @property
-    def daemon(self) -> bool:
-        return True
-
-    @daemon.setter
-    def daemon(self, _: bool) -> None: ...
-
-
-class _PoolContext(SpawnContext):
-    Process = _PoolProcess
-
-
 def for_pools() -> SpawnContext:
     """Return the context for a pool of processes, which end with this one though they cannot end themselves yet.
 
@@ -62,7 +48,7 @@ def for_pools() -> SpawnContext:
     """
     resource_tracker.ensure_running()  # without the mark: it removes what a killed process leaves in /dev/shm
     os.environ.update(mark())
-    return _PoolContext()
+    return multiprocessing.get_context("spawn")
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -10,7 +10,9 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -62,32 +64,17 @@ def remove(path: Path, folder: int) -> None:
 
 
 def empty(folder: int) -> None:
-    """Delete everything in a folder, however deep: folders in its folders are moved up into it before they are opened.
-
-    So neither recursion nor long paths nor many open files are needed, whatever a program has left there.
-    """
-    while inner := _delete_files(folder):
-        for name in inner:
-            below = os.open(name, _FOLDER, dir_fd=folder)
-            try:
-                for deeper in _delete_files(below):
-                    os.rename(deeper, os.urandom(16).hex(), src_dir_fd=below, dst_dir_fd=folder)
-            finally:
-                os.close(below)
-            os.rmdir(name, dir_fd=folder)
-
-
-def _delete_files(folder: int) -> list[str]:
-    """Delete all in a folder but its folders; return their names, after they were made writable."""
-    folders = []
-    with os.scandir(folder) as entries:
-        for entry in list(entries):
-            if entry.is_dir(follow_symlinks=False):
-                os.chmod(entry.name, 0o700, dir_fd=folder)
-                folders.append(entry.name)
-            else:
-                os.unlink(entry.name, dir_fd=folder)
-    return folders
+    """Delete everything in an open folder, also what a program has left closed, or in folders too deep for Python."""
+    place = f"/proc/{os.getpid()}/fd/{folder}/"  # no link that somebody puts at the folder's name leads elsewhere
+    for entry in list(os.scandir(place)):
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+            continue
+        with contextlib.suppress(RecursionError):
+            shutil.rmtree(entry.path, ignore_errors=True)
+    if os.listdir(place):
+        for command in (["chmod", "-R", "u+rwX", place], ["find", place, "-mindepth", "1", "-delete"]):
+            subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
 
 
 def main(owner: int, mark: str, parents: list[str]) -> None:

@@ -4,12 +4,10 @@ Values of labels are few and known in advance, as Prometheus needs it: kinds of 
 
 `serve` has the endpoint `/metrics`, for Prometheus on the same machine: on the loopback interface, without password.
 Every user of the machine can read it. It answers one connection at a time, so that nobody takes more than one file of
-this process, and gives each a second to ask: who connects again and again delays other readers, and nothing else.
+this process, and waits a second for a silent one: who connects again and again delays other readers, and nothing else.
 """
 
-import contextlib
 import logging
-import socket
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
@@ -71,25 +69,8 @@ for _kind in ("trajectories", "evaluation"):
 logger = logging.getLogger(__name__)
 
 
-_REQUEST_S = 1.0
-"""Most time for a request to arrive, also byte by byte."""
-
-
 class _Handler(WSGIRequestHandler):
-    timeout = 5.0  # seconds to take the answer
-
-    def handle(self) -> None:
-        late = threading.Timer(_REQUEST_S, self._end_request)
-        late.start()
-        try:
-            super().handle()
-        finally:
-            late.cancel()
-
-    def _end_request(self) -> None:
-        """Read no more; an answer on its way is still written."""
-        with contextlib.suppress(OSError):  # it has just been closed
-            self.connection.shutdown(socket.SHUT_RD)
+    timeout = 1.0  # seconds to wait for each part of a request, and to send each part of the answer
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the name of the overridden method's
         """Log nothing: a scrape every few seconds is no news."""

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pkgutil import resolve_name
-from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
@@ -67,18 +66,10 @@ def export_spans() -> None:
 
     os.environ.setdefault("OTEL_SERVICE_NAME", "math-mt-ppo")
     os.environ.setdefault(f"{prefix}_TIMEOUT", "3")
-    exporter, first = _exporter(), iter([True])
+    protocol = "grpc" if os.environ.get(f"{prefix}_PROTOCOL") == "grpc" else "http"
+    exporter = resolve_name(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter:OTLPSpanExporter")()
+    first = iter([True])
     logging.getLogger(type(exporter).__module__).addFilter(lambda _: next(first, False))
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-
-
-def _exporter() -> Any:
-    if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc":
-        return resolve_name("opentelemetry.exporter.otlp.proto.grpc.trace_exporter:OTLPSpanExporter")()
-    import requests
-
-    session = requests.Session()
-    session.stream = True  # the body of an answer, which nobody needs, is not read
-    return resolve_name("opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter")(session=session)

@@ -14,7 +14,6 @@ from storage.errors import AliasMovedError, DamagedError, StorageError, counted
 from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion, select
 from storage.versions.manifests import as_parent, committed, refuse_collected
 
 
@@ -44,14 +43,17 @@ def current(store: Store, name: str, at_least: int = 0) -> Move | None:
     try:
         return _read(log, newest) if newest >= 0 else None
     except DamagedError as error:
-        raise DamagedError(
-            f"the newest move of alias {name!r} cannot be read: {error}; {remedy(name, newest)}"
-        ) from error
+        raise DamagedError(f"the newest move of alias {name!r} cannot be read: {error}; {remedy(name)}") from error
 
 
-def remedy(name: str, damaged: int) -> str:
-    """Return the remedy for an alias whose newest move, number `damaged`, is damaged."""
-    return f"`python -m storage alias set {name} VERSION --expect {damaged}` points it somewhere again"
+def remedy(name: str) -> str:
+    """Return the remedy for an alias whose newest move is lost or damaged."""
+    return f"`python -m storage alias set {name} VERSION` points it somewhere again"
+
+
+def moves(store: Store, name: str) -> int:
+    """Return the number of moves of `name`, damaged ones included."""
+    return _log(store, name).length()
 
 
 def history(store: Store, name: str) -> list[Move]:
@@ -145,20 +147,11 @@ def resolve_version(store: Store, reference: str) -> str:
 
 def _meant(store: Store, name: str) -> str:
     """Say what a name that is neither an alias nor a version may mean, as the end of a sentence."""
-    (_, run), (*folders, number) = layout.find_run(name), name.split("/")
-    if number.isdecimal():
-        for kind in (*folders[-1:], "checkpoints"):
-            if committed(store, meant := f"runs/{run}/{kind}/{number:0>6}"):
-                return f", did you mean {meant!r}?"
     try:
         versions = [entry.version for entry in reversed(catalog.read_all(store))]
     except DamagedError:  # `ls` names the damage
         versions = []
-    of_run = [version for version in versions if layout.run_of(version) == run]
-    checkpoints_first = (each for each in (*select(PolicyVersion, of_run), *of_run) if committed(store, each))
-    if name in (run, f"runs/{run}") and (newest := next(checkpoints_first, None)):
-        return f", but {run} is a run: name a version, such as {newest}; `python -m storage ls --run {run}` lists all"
-    known = {*names(store), *versions, *filter(None, map(layout.run_of, versions))} - {name}
+    known = [each for each in (*names(store), *versions) if each != name]
     return nearest(name, known) or "; `python -m storage ls` lists versions, `python -m storage alias` other names"
 
 

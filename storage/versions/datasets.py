@@ -155,16 +155,12 @@ def trajectories(store: Store, version: str, cache: Path) -> Iterator[Trajectory
 
 def adopted(draft: Draft) -> Iterator[Trajectory]:
     """Stream the trajectories of the shards that a draft took over, verified."""
-    return map(to_trajectory, _rows_of(draft, draft.adopted))
+    return map(to_trajectory, drafted(draft, draft.adopted))
 
 
-def drafted(draft: Draft) -> Iterator[dict[str, Any]]:
-    """Read the rows of all shards that a draft has so far."""
-    return _rows_of(draft, draft.files)
-
-
-def _rows_of(draft: Draft, files: list[File]) -> Iterator[dict[str, Any]]:
-    for file in files:
+def drafted(draft: Draft, files: Sequence[File] | None = None) -> Iterator[dict[str, Any]]:
+    """Read the rows of some shards of a draft; default: of all that it has so far."""
+    for file in draft.files if files is None else files:
         yield from read_parquet(fetch_file(draft.store, file, draft.scratch))
 
 

@@ -8,7 +8,7 @@ Example: a `Draft` of version V = runs/demo/scores/000003/1f0c4a7b gets the nonc
 
 Of two writers of one version the first wins. The second gets the winner's manifest. If the second holds the lease of
 the run, nobody else should write: it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
-deletes them later. An attempt that is alive is known to gc by a lease: that of the run or, without it, one of its own.
+deletes them later: while nobody holds the lease of the run or, of what is written without it, after a week.
 
 The finished shards of a `JournaledDraft` outlive their writer: a killed rollout is continued, not repeated. After step
 1 each shard is entered into the journal, the numbered log V/journal. A writer that continues the version takes over
@@ -24,7 +24,7 @@ import subprocess
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import compress
@@ -66,11 +66,6 @@ class Shard:
     notes: list[Any]
 
 
-def new_nonce() -> str:
-    """Return the name of a folder for one attempt to make a version."""
-    return uuid.uuid4().hex[:12]
-
-
 class Draft:
     """A version being written. Readers do not see it before `commit`.
 
@@ -80,23 +75,21 @@ class Draft:
 
     def __init__(self, store: Store, version: str, kind: version_names.Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
-        self.nonce = new_nonce() if nonce is None else nonce
+        self.nonce = nonce or uuid.uuid4().hex[:12]  # the folder of this attempt
         self.files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []
         """Files among `files` that are shards taken over from earlier attempts (`JournaledDraft`)."""
         self.notes: list[Any] = []
         """The notes of the adopted shards, in order."""
-        self._open = ExitStack()
-        self.scratch = self._open.enter_context(TemporaryFolder())
+        self._folder = TemporaryFolder()
+        self.scratch = self._folder.path
 
     def __enter__(self) -> Self:
-        if layout.is_written_without_lease(self.version):
-            self._open.enter_context(leases.alive(self.store, f"{self.version}/{self.nonce}"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._folder.remove()
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""

@@ -72,8 +72,10 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 def _missing(store: Store, file: File) -> DamagedError:
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
     refuse_collected(store, version, state=file.name.startswith(layout.STATE))
-    remedy = f"`python -m storage repair {store.uri(version)}` lets it be made again, if nothing else was made from it"
-    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it: {remedy}")
+    return DamagedError(
+        f"{store.uri(file.path)} is missing though its manifest names it: bring it back. If nothing was made from this "
+        f"version (python -m storage lineage {version} --up), delete its manifest.json, and it is made again"
+    )
 
 
 def _check(store: Store, file: File, fetched: Path, digest: str = "") -> None:

@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from configs import up_to_date
-from storage import layout, version_names
+from storage import layout
 from storage.errors import DamagedError, StorageError, first_few
-from storage.logs.log import first_free
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store, in_parallel
 from storage.version_names import Kind as Kind
@@ -152,22 +151,9 @@ def refuse_collected(store: Store, version: str, *, state: bool = False) -> None
     for part, lost in ((False, "its data are"), (state, "its train state is")):
         if store.exists(layout.tombstone(version, state=part)):
             raise DamagedError(
-                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {lost} gone"
-                f"{_nearest_whole(store, version)}"
+                f"{store.uri(version)} was collected by gc: its manifest and lineage stay, {lost} gone "
+                "(storage.keep says which checkpoints a run keeps whole)"
             )
-
-
-def _nearest_whole(store: Store, version: str) -> str:
-    """Name the nearest checkpoint of the same run of which nothing was collected, as the end of a sentence."""
-    policy = version_names.version_of(version)
-    if not isinstance(policy, version_names.PolicyVersion):
-        return ""
-    count = first_free(lambda number: committed(store, layout.checkpoint(policy.run, number)))
-    for number in sorted(range(count), key=lambda other: abs(other - policy.number)):
-        other = layout.checkpoint(policy.run, number)
-        if not any(store.exists(layout.tombstone(other, state=state)) for state in (False, True)):
-            return f"; the nearest checkpoint that is whole is {other} (storage.keep says which ones a run keeps)"
-    return ""
 
 
 def find(store: Store, version: str) -> Manifest | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -71,29 +72,13 @@ def empty_model(folder: Path) -> PreTrainedModel:
         ValueError: config.json is missing.
     """
     config = AutoConfig.from_pretrained(_checked(folder), trust_remote_code=False, local_files_only=True)
-    with _without_weights():
+    with init_empty_weights(include_buffers=False):
         made: Any = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )
     model: PreTrainedModel = made.eval()
+    model.tie_weights()  # each place of a tied parameter has got a parameter of its own
     return model
-
-
-@contextmanager
-def _without_weights() -> Iterator[None]:
-    """Put parameters that are registered in this block on the meta device; buffers are made as usual."""
-    register = nn.Module.register_parameter
-
-    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:  # one on the meta device is tied, so it stays the same
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _checked(folder: Path) -> Path:

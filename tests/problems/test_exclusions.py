@@ -15,7 +15,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
-from storage.maintenance.gc import KINDS, Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import check_logs, verify
 from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
@@ -203,8 +203,8 @@ def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     long_ago = time.time() - 2 * garbage.UNLEASED_S
     for item in store.walk(version):
         os.utime(Path(store.root) / item.path, (long_ago, long_ago))
-    plans = garbage.collect(store, Rules(keep_last=1, kinds=KINDS, older_than_s=0))
-    assert [found.path for plan in plans if plan.run is None for found in plan.leftovers] == [dead]
+    collected = garbage.collect(store, Rules(keep_last=1, older_than_s=0))
+    assert [found.path for of in collected if of.run is None for found in of.leftovers] == [dead]
     assert verify(store, [version], ancestors=False).findings == []
     assert read_exclusions(store, [version], tmp_path).problems == frozenset([key(TWO)])
     assert [entry.version for entry in catalog.read_all(family.store) if entry.kind == "exclusions"] == [version]

@@ -14,7 +14,6 @@ from storage.__main__ import main
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
-from storage.maintenance import gc
 from storage.maintenance.copying import copy_run
 from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
@@ -130,19 +129,6 @@ def test_a_teacher_comes_along(source: Store, tmp_path: Path) -> None:
     with Draft(source, layout.run("taught"), "run") as draft:
         draft.commit(Provenance(config={"models": {"teacher": {"checkpoint": f"{RUN}@1"}}}), [])
     assert SECOND in {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "taught")}
-
-
-def test_gc_at_the_target_leaves_a_copy_alone(source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy holds the lease of its run only, but also brings versions of other runs."""
-    target, enter = Store(str(tmp_path / "target")), catalog.enter
-
-    def collect_first(*arguments: Any) -> None:
-        gc.collect(Store(target.root), gc.Rules(older_than_s=-1))
-        enter(*arguments)
-
-    monkeypatch.setattr(catalog, "enter", collect_first)
-    copied = copy_run(source, target, RUN)
-    assert_whole(target, [manifest.version for manifest in copied])
 
 
 def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import aliases, datasets, manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from tests.storage.test_gc import EVALUATION, chain
-from tests.storage.test_gc import commit as commit_files
+from tests.storage.test_gc import EVALUATION
 from tests.storage.test_nights import CHALLENGER, END, NIGHT
+from tests.support.chain_helpers import commit_run, commit_text
 from tests.support.train_helpers import make_trajectory
 
 A = TypeVar("A")
@@ -44,7 +44,6 @@ effect, but its answer is lost. `twice`: a client that got no answer has asked a
 
 RUN, FIRST, SECOND = layout.run("r"), layout.checkpoint("r", 0), layout.checkpoint("r", 1)
 ROLLOUT = layout.trajectories("played", 0)
-OF_EVALUATION = layout.evaluation_scores(EVALUATION, "5c0e")
 
 
 class Dead(BaseException):
@@ -131,16 +130,15 @@ def nothing(_: Store) -> None:
 
 
 def run_of_two(store: Store) -> None:
-    chain(store, "r", 2)
+    commit_run(store, "r", 2)
 
 
 def write_run(store: Store) -> None:
     """A flow run: it takes the lease, commits what is missing, and moves its alias."""
     with Lease(store, "r") as lease:
         for version, parents in ((RUN, []), (FIRST, [RUN]), (SECOND, [FIRST])):
-            if manifests.committed(store, version):
-                continue
-            commit_files(store, version, "run" if version == RUN else "checkpoint", parents, {}, lease)
+            if not manifests.committed(store, version):
+                commit_text(store, version, *parents, fence=lease)
         aliases.advance(store, layout.latest("r"), SECOND)
 
 
@@ -159,9 +157,9 @@ def play(store: Store) -> None:
 
 
 def evaluate(store: Store) -> None:
-    """What is written without the lease of a run has a lease of its own."""
+    """What is written without the lease of a run."""
     if not manifests.committed(store, EVALUATION):
-        commit_files(store, EVALUATION, "evaluation", [FIRST], {})
+        commit_text(store, EVALUATION, FIRST)
 
 
 def promote(store: Store) -> None:
@@ -183,7 +181,7 @@ def night(store: Store) -> None:
 
 
 def four_checkpoints_and_leftovers(store: Store) -> None:
-    versions = chain(store, "r", 4)
+    versions = commit_run(store, "r", 4)
     aliases.move(store, "champion", versions[1], None)
     with Draft(store, layout.checkpoint("r", 4), "checkpoint") as killed:
         (killed.scratch / "part").write_text("part")
@@ -194,23 +192,8 @@ def collect(store: Store) -> None:
     gc.collect(store, gc.Rules(keep_last=1, older_than_s=-7200))
 
 
-def lose_evaluation(store: Store) -> None:
-    commit_files(store, EVALUATION, "evaluation", [], {})
-    commit_files(store, OF_EVALUATION, "scores", [EVALUATION], {})
-    store.delete(manifests.read(store, EVALUATION).files[0].path)
-
-
-def withdraw(store: Store) -> None:
-    """A version that lacks an object is withdrawn with what was made from it, and both are made again."""
-    if manifests.committed(store, EVALUATION) and manifests.lost(store, manifests.read(store, EVALUATION).files):
-        gc.withdraw(store, EVALUATION)
-    for version, kind, parents in ((EVALUATION, "evaluation", []), (OF_EVALUATION, "scores", [EVALUATION])):
-        if not manifests.committed(store, version):
-            commit_files(store, version, cast("manifests.Kind", kind), parents, {})
-
-
 def lose_entries(store: Store) -> None:
-    chain(store, "r", 2)
+    commit_run(store, "r", 2)
     for number in (0, 2):
         store.delete(f"{layout.CATALOG}/{number:08d}.json")
 
@@ -239,12 +222,11 @@ SCENES: dict[str, Scene] = {
     "alias": (run_of_two, promote),
     "night": (nothing, night),
     "gc": (four_checkpoints_and_leftovers, collect),
-    "withdraw": (lose_evaluation, withdraw),
     "repair": (lose_entries, repair),
     "copy": (run_of_two, copy),
     "export": (run_of_two, write_out),
 }
-MANY_CALLS = ("gc", "withdraw", "repair", "copy", "export")
+MANY_CALLS = ("gc", "repair", "copy", "export")
 """Scenes that take seconds for each way to fail: `make test-long` plays them, and `make test` one way of most."""
 
 
@@ -298,13 +280,13 @@ def test_the_same_command_ends_what_a_failed_one_began(
     name: str, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each call: a failure, the same command again, and the outcome of a command that nothing has disturbed."""
-    monkeypatch.setattr(gc, "time", SimpleNamespace(time=lambda: time.time() + 2 * 86400))  # no leftover is too young
+    monkeypatch.setattr(gc, "time", SimpleNamespace(time=lambda: time.time() + 8 * 86400))  # no leftover is too young
     prepare, command = SCENES[name]
     prepare(opened(prepared := Objects({}, tmp_path)))
     undisturbed = Objects(dict(prepared.objects), tmp_path / "undisturbed")
     attempt(command, undisturbed, may_fail=False)
     calls, expected = undisturbed.calls, outcome(undisturbed)
-    assert calls >= 8
+    assert calls >= 6
     for fatal in range(1, calls + 1):
         failing = Objects(dict(prepared.objects), tmp_path / str(fatal), fatal, way)
         attempt(command, failing, may_fail=way != "twice")

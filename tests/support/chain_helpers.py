@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
@@ -16,6 +17,7 @@ from storage.logs.leases import Lease
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.version_names import version_of
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
@@ -79,6 +81,45 @@ def commit_rows(
     with Draft(store, version, kind) as draft:
         datasets.write_rows(draft, schema, rows, shard)
         return draft.commit(provenance(token) if config is None else Provenance(config=config), parents)
+
+
+def commit_text(
+    store: Store,
+    version: str,
+    *parents: str,
+    config: dict[str, Any] | None = None,
+    fence: Lease | None = None,
+    metrics: dict[str, Any] | None = None,
+) -> str:
+    """Commit a version whose data are a text; a checkpoint also has a canary, weights and a state."""
+    known = version_of(version)
+    assert known, version
+    with Draft(store, version, known.kind) as draft:
+        path = draft.scratch / "data"
+        path.write_text(version)
+        draft.add(path, "data")
+        if known.kind == "checkpoint":
+            path.write_text('{"token_ids": [1, 2], "logprobs": [-1.0]}')
+            for name in ("canary.json", "model/config.json"):
+                draft.add(path, name)
+            save_file({"weight": np.zeros(3, dtype=np.float32)}, path)
+            for name in ("model/model.safetensors", "state/optimizer.safetensors"):
+                draft.add(path, name)
+        draft.commit(Provenance(config=config or {}, fence=fence), parents, metrics)
+    return version
+
+
+def commit_run(store: Store, name: str, checkpoints: int, config: dict[str, Any] | None = None) -> list[str]:
+    """Commit a run and return its checkpoints.
+
+    The first is made from the run, each later one from the checkpoint before and a data set of trajectories.
+    """
+    run = commit_text(store, layout.run(name), config=config)
+    versions = [commit_text(store, layout.checkpoint(name, 0), run, config=config)]
+    for number in range(1, checkpoints):
+        rows = commit_text(store, layout.trajectories(name, number - 1), versions[-1], config=config)
+        versions.append(commit_text(store, layout.checkpoint(name, number), versions[-1], rows, config=config))
+    return versions
 
 
 def objects(store: Store) -> list[str]:

@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         for path in [*folder.glob("weights"), *folder.glob("logs.sqlite*")]:
             path.unlink()
     assert [item.path for item in store.walk() if item.path.endswith((".tmp", ".part"))] == []
-    attempt = [item.path for plan in gc.collect(store, gc.Rules(older_than_s=-1)) for item in plan.leftovers]
+    attempt = [item.path for found in gc.collect(store, gc.Rules(older_than_s=-1)) for item in found.leftovers]
     assert [path.rpartition("/")[2] for path in attempt] == ["weights"]  # the first file of the attempt that failed
     (finding,) = verify(store, [version]).findings
     assert "says that" in finding.problem  # a `run` where checkpoints are, of which everything else is right
