@@ -271,8 +271,8 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     _refuse_another(workspace, begun, present, former)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
-    warnings = lacking_room(workspace.config), limits.allow_open_files(workspace.config.rollout.concurrency)
-    for warning in filter(None, warnings):
+    limits.allow_open_files()
+    if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
     (begin_log if begins else catch_up)(workspace.store, workspace.name)
     state = "begins" if begins else "continues"

@@ -17,7 +17,7 @@ from storage.logs import catalog
 from storage.maintenance import copying, doctor, export, gc, verify
 from storage.objects.store import Store, in_parallel
 from storage.versions import aliases, checkpoints, manifests
-from storage.versions.lineage import ancestors, descendants
+from storage.versions.lineage import climb_down, descendants
 from storage.versions.manifests import Kind, Manifest, bytes_left
 
 
@@ -97,7 +97,7 @@ def _add_lineage(parser: argparse.ArgumentParser) -> None:
 def lineage(store: Store, arguments: argparse.Namespace) -> Output:
     """Show the nearest versions first; `distance` counts the steps between."""
     version = aliases.resolve_version(store, arguments.version)
-    nodes = descendants(store, version) if arguments.up else ancestors(store, version)
+    nodes = descendants(store, version) if arguments.up else climb_down(store, [version])
     rows = [
         (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))
         for node in nodes

@@ -63,35 +63,34 @@ def _demand(holds: bool, otherwise: str) -> None:
 
 def _write(scratch: Store) -> str:
     scratch.write("write", b"to be replaced")
-    scratch.write("write", data := os.urandom(16))
+    scratch.write("write", data := _new())
     _demand((found := scratch.read("write")) == data, f"wrote {data!r}, read {found!r}")
     _demand((size := scratch.size("write")) == len(data), f"wrote {len(data)} bytes, the store reports {size}")
     return "an object was written, replaced, and read back"
 
 
+def _new() -> bytes:
+    return uuid.uuid4().hex.encode()
+
+
 def _delete(scratch: Store) -> str:
+    """Probe deletion, and absent objects: AWS refuses to tell of them if the user may not list the bucket."""
     scratch.write("delete", b"to be deleted")
     scratch.delete("delete")
-    _demand(not scratch.exists("delete"), "a deleted object is still there")
-    scratch.delete("delete")
-    return "an object was deleted, and deleted again"
-
-
-def _absence(scratch: Store) -> str:
-    """Probe absent objects. AWS refuses a HEAD or GET of an absent object if the user may not list the bucket."""
     try:
-        _demand(not scratch.exists("never-written"), "an object that was never written is reported to exist")
+        _demand(not scratch.exists("delete"), "a deleted object is still there")
         with contextlib.suppress(FileNotFoundError):
-            raise StorageError(f"an object that was never written reads as {scratch.read('never-written')[:20]!r}")
+            raise StorageError(f"an object that was deleted reads as {scratch.read('delete')[:20]!r}")
     except StorageError as error:
         if not _is_refusal(error):
             raise
         raise StorageError("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
-    return "absent objects are reported as absent"
+    scratch.delete("delete")
+    return "an object was deleted, reported as absent, and deleted again"
 
 
 def _create(scratch: Store) -> str:
-    first = os.urandom(16)
+    first = _new()
     _demand(scratch.create("create-once", first), "the create of an absent object was refused")
     _demand(not scratch.create("create-once", b"the second"), "the create of an existing object succeeded")
     found = scratch.read("create-once")
@@ -154,8 +153,7 @@ def _tidy(scratch: Store) -> str:
 
 _PROBES: dict[str, tuple[Callable[[Store], str], str]] = {
     "write": (_write, "nothing can be committed, or no stage can read what another wrote"),
-    "delete": (_delete, "`gc --delete` fails; runs do not delete"),
-    "absence": (_absence, "a run checks for versions that may not exist: it stops at its first check"),
+    "delete": (_delete, "`gc --delete` fails; or a run, which checks for absent versions, stops at its first check"),
     "second create": (_create, "a committed version could be replaced, or no version committed: do not use this root"),
     "race": (_race, "two writers could both think that they committed: do not use this root"),
     "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),

@@ -4,7 +4,6 @@ The card is README.md in Markdown, with the metadata that the hub reads. It may 
 the last part, and neither the store's root nor the configuration.
 """
 
-import hashlib
 import html
 import shlex
 import shutil
@@ -61,7 +60,7 @@ def model_card(store: Store, manifest: manifests.Manifest, folder: Path) -> str:
     Raises:
         DamagedError: its lineage is damaged.
     """
-    policy, nodes = PolicyVersion(manifest.version), lineage.ancestors(store, manifest.version)
+    policy, nodes = PolicyVersion(manifest.version), lineage.climb_down(store, [manifest.version])
     if problems := [f"{node.version}: {node.problem}" for node in nodes if node.problem]:
         raise DamagedError(f"{policy} has a damaged lineage: {problems[0]}; `python -m storage verify` says more")
     evaluations = [
@@ -76,7 +75,7 @@ def model_card(store: Store, manifest: manifests.Manifest, folder: Path) -> str:
         path=(manifest.settings.get("policy") or {}).get("path"),
         at=manifest.created_at,
         code=manifest.code_version,
-        digest=hashlib.sha256(manifests.read_bytes(store, policy)).hexdigest(),
+        digest=manifests.as_parent(store, policy).sha256,
         lineage=[(layout.series_of(node.version), node) for node in nodes],
         sets=[manifests.read(store, node.version) for node in nodes if node.kind == "problems"],
         evaluations=evaluations,

@@ -10,7 +10,6 @@ after it. `check_logs` lists the store instead. So it finds the entries that a l
 fills a gap by itself.
 """
 
-import hashlib
 import re
 import uuid
 from collections import Counter, defaultdict
@@ -282,7 +281,7 @@ def _check_versions(store: Store, entries: list[Values | None], report: LogRepor
 def _target_problem(store: Store, move: Values) -> str:
     """Return what is wrong with the version that an alias points at, or an empty text."""
     try:
-        digest = hashlib.sha256(manifests.read_bytes(store, move["version"])).hexdigest()
+        digest = manifests.as_parent(store, move["version"]).sha256
     except DamagedError as error:
         return f"the alias points there: {error}"
     return "" if digest == move["sha256"] else "was changed after the alias was pointed at it"

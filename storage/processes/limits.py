@@ -12,10 +12,7 @@ from storage.processes.child import end_with_parent
 OUT_OF_TIME = -signal.SIGPROF
 """Exit code of a process that used up its processor time."""
 
-_OTHER_FILES = 256
-"""Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
-_AGENTS_FILES = 8
-"""Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
+_MOST_FILES = 2**20  # the kernel's own limit, unless it was raised
 _USED_UP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT})
 """Errors of a machine, or a process, that has no more open files, memory, buffers or room on a disk."""
 
@@ -55,18 +52,12 @@ def hard_address_space() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def allow_open_files(episodes: int) -> str | None:
-    """Raise the soft limit of open files for the connections of `episodes`, and for what their agents open.
-
-    Return a warning if the hard limit, which a process cannot raise, is too low for so many at the same time.
-    """
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, which a process cannot raise: episodes hold connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    useful = episodes * (1 + _AGENTS_FILES) + _OTHER_FILES
-    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    needs = f"rollout.concurrency={episodes} may need {useful:,}: raise the limit, or lower rollout.concurrency"
-    return f"at most {hard:,} files can be open at once (`ulimit -Hn`), and {needs}" if most < useful else None
 
 
 @contextmanager

@@ -9,7 +9,6 @@ canary.json     token ids and the trainer's logprobs of them, which prove what a
 Those of earlier programs may also have serving/ and delta/, a copy of the weights in bfloat16, which nothing reads.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, drafts, model_files
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
-from storage.versions.manifests import Manifest, read, read_bytes, refuse_collected
+from storage.versions.manifests import Manifest, as_parent, read, refuse_collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def manifest_of_model(store: Store, manifest: Manifest) -> Manifest:
     """
     if not (base := manifest.base):
         return manifest
-    if (digest := hashlib.sha256(read_bytes(store, base.version)).hexdigest()) != base.sha256:
+    if (digest := as_parent(store, base.version).sha256) != base.sha256:
         raise DamagedError(
             f"{store.uri(manifest.version)} is an adapter of {base.version} with the sha256 {base.sha256}, but that "
             f"version now has {digest}: on other weights it would be another policy. Restore that version"

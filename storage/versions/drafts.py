@@ -66,6 +66,11 @@ class Shard:
     notes: list[Any]
 
 
+def new_nonce() -> str:
+    """Return the name of a folder for one attempt to make a version."""
+    return uuid.uuid4().hex[:12]
+
+
 class Draft:
     """A version being written. Readers do not see it before `commit`.
 
@@ -75,7 +80,7 @@ class Draft:
 
     def __init__(self, store: Store, version: str, kind: version_names.Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
-        self.nonce = nonce or uuid.uuid4().hex[:12]  # the folder of this attempt
+        self.nonce = nonce or new_nonce()
         self.files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []

@@ -36,17 +36,17 @@ class Node:
     problem: str = ""  # why it cannot be read, or how it differs from what its child was made from
 
 
-def ancestors(store: Store, version: str) -> list[Node]:
-    """Return `version`, then its ancestors, nearest first, each once. Damage is reported in the nodes.
+def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Node]:
+    """Return the versions, then their ancestors, nearest first, each once. Damage is reported in the nodes.
+
+    Args:
+        store: the store of the versions.
+        versions: where the search begins.
+        steps: how deep it goes; None: to the beginning.
 
     Raises:
         UnavailableError: the store does not answer.
     """
-    return climb_down(store, [version])
-
-
-def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Node]:
-    """Return the `ancestors` of several versions at once, `steps` steps deep; None: all of them."""
     nodes: dict[str, Node] = {}
     digests: dict[str, str] = {}
     named: list[tuple[str, manifests.Parent]] = []  # with the version that names it

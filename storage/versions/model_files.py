@@ -35,32 +35,9 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 """The allowed values of some keys of config.json, at any depth."""
 PICKLE = re.compile(r".+\.(bin|pt|pth|pkl|pickle|ckpt|npy|npz|joblib)")
 _CODE = re.compile(r".+\.(py|pyc|so)")
-_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".tiktoken")
-_LARGEST = 2**28
-"""Most bytes of a file that a library reads at once; the tokenizers of large vocabularies have some 2^25."""
 _ADAPTER = "adapter_config.json"
 ADAPTER_FILES = (_ADAPTER, "adapter_model.safetensors")
 """The files of an adapter, as peft and vLLM read them."""
-
-
-def check_files(folder: Path) -> Path:
-    """Return a folder that a user names, if all of its files can be read; links are followed: the hub's cache has some.
-
-    Hidden files and folders, such as those of git, are read by nothing.
-
-    Raises:
-        DamagedError: a file is a pipe or a device, too large to be read at once, or mostly a hole.
-    """
-    seen = (path for path in folder.rglob("*") if not any(part[0] == "." for part in path.relative_to(folder).parts))
-    for path in filter(Path.exists, seen):
-        size, stored = path.stat().st_size, 512 * path.stat().st_blocks
-        if not path.is_file() and not path.is_dir():
-            raise DamagedError(f"{path} is a pipe, a socket or a device: reading it might never end; remove it")
-        if size > _LARGEST and (path.suffix in _READ_WHOLE or (path.suffix == ".safetensors" and stored < size // 64)):
-            raise DamagedError(
-                f"{path} has {size:,} bytes, of which {stored:,} are stored: remove it, or copy it again, whole"
-            )
-    return folder
 
 
 def check(folder: Path, names: Iterable[str] = ()) -> None:

@@ -80,7 +80,7 @@ class Engine(Collector):
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
-        allow_open_files(rollout.concurrency)
+        allow_open_files()
 
     def __enter__(self) -> "Engine":
         REGISTRY.register(self)

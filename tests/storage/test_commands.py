@@ -158,48 +158,39 @@ def test_help() -> None:
         assert f"usage: python -m storage {command}" in call(".", command, "--help")
 
 
-def test_repair(filled: Store) -> None:
-    """Commands that read a damaged catalog name the remedy, `repair`."""
-    damaged = f"{layout.CATALOG}/00000001.json"
-    filled.write(damaged, b"{")
-    assert "`python -m storage repair` replaces it" in call(filled.root, "ls", "-n", "9", status=1)
-    findings = data(filled.root, "verify", status=1)["findings"]
-    assert {finding["object"] for finding in findings} == {damaged, layout.CATALOG}
-    assert data(filled.root, "repair") == {"filled": [damaged], "entered": [layout.checkpoint("r", 0)]}
-    assert data(filled.root, "verify")["findings"] == []
-    assert len(data(filled.root, "ls")) == 4
-
-
-@pytest.mark.parametrize("damage", ["digest", "manifest"])
-def test_ls_names_damage_and_lists_the_rest(filled: Store, damage: str) -> None:
-    """One damaged entry or manifest hides no other version; the exit status shows the damage to scripts."""
+@pytest.mark.parametrize("damage", ["entry", "manifest"])
+def test_damage_is_named_and_hides_no_other_version(filled: Store, damage: str) -> None:
+    """`ls` lists the rest and ends with status 1; it names the remedy of a damaged catalog, `repair`."""
     versions = [row["version"] for row in data(filled.root, "ls")]
-    lost = {"digest": versions[2], "manifest": versions[1]}[damage]
-    damaged = f"{layout.CATALOG}/00000001.json" if damage == "digest" else layout.manifest(lost)
+    lost = {"entry": versions[2], "manifest": versions[1]}[damage]
+    damaged = f"{layout.CATALOG}/00000001.json" if damage == "entry" else layout.manifest(lost)
     filled.write(damaged, b"{")
     printed = call(filled.root, "ls", status=1)
     assert damaged in printed
     assert "Traceback" not in printed
     assert [row["version"] for row in data(filled.root, "ls", status=1)] == [v for v in versions if v != lost]
     assert damaged in call(filled.root, "verify", status=1)
+    if damage == "entry":
+        assert "`python -m storage repair` replaces it" in printed
+        assert data(filled.root, "repair") == {"filled": [damaged], "entered": [lost]}
+        assert data(filled.root, "verify")["findings"] == []
+        assert len(data(filled.root, "ls")) == 4
 
 
 def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
     """A damaged alias is reported, and the undamaged one is still listed."""
     aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
     number = Log(filled, layout.alias("champion")).append({"version": 7})
-    assert set(data(filled.root, "alias", status=1)) == {"r/latest"}
     printed = call(filled.root, "alias", status=1)
     assert f"aliases/champion/{number:08d}.json" in printed
-    assert "Traceback" not in printed
+    assert "r/latest " in printed
     assert "there are: champion, r/latest" in call(filled.root, "alias", "history", "nobody", status=1)
 
 
 @pytest.mark.parametrize(
     ("command", "make"),
     [
-        ("ls", Path.exists), ("ls", Path.mkdir), ("ls", Path.touch), ("verify", Path.exists),
-        ("repair", Path.exists), ("show runs/r/run", Path.exists),
+        ("ls", Path.exists), ("ls", Path.mkdir), ("ls", Path.touch), ("verify", Path.exists), ("repair", Path.exists),
     ],
 )  # fmt: skip
 def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:

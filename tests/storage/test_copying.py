@@ -151,20 +151,6 @@ def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None
     assert not [item for item in target.walk() if b"root:$y$j9T" in target.read(item.path)]
 
 
-@pytest.mark.parametrize("key", [f"runs/{RUN}/logs/x/node.log", "catalog/00000003.json", f"leases/{RUN}/00000000.json"])
-def test_a_file_of_holes_is_not_read_whole(source: Store, tmp_path: Path, key: str) -> None:
-    """Its terabyte is on no disk, and would take all memory."""
-    path = Path(source.path(key))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.truncate(2**40)
-    if "logs" in key:
-        with pytest.raises(StorageError, match=r"node.log has 1,099,511,627,776 bytes"):
-            copy_run(source, Store(str(tmp_path / "target")), RUN)
-    else:
-        assert any("1,099,511,627,776" in finding.problem for finding in check_logs(source).findings)
-
-
 def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
     """What gc has deleted is known as deleted at the other root, too."""
     target = Store(str(tmp_path / "target"))

@@ -25,7 +25,7 @@ from storage.maintenance.verify import Report, verify
 from storage.objects.store import Store
 from storage.versions import checkpoints, manifests
 from storage.versions.drafts import Draft
-from storage.versions.lineage import ancestors, descendants, scores_of
+from storage.versions.lineage import climb_down, descendants, scores_of
 from storage.versions.manifests import MANIFEST_VERSION
 from tasks.train.policy import make_canary
 from tests.support import chain_helpers as chains
@@ -389,7 +389,7 @@ def test_a_version_that_does_not_exist_is_a_finding(chain: Store) -> None:
 
 def test_ancestors_are_listed_once_and_nearest_first(chain: Store) -> None:
     """The first checkpoint is a parent of both the second and its trajectories; it is listed once, at depth 1."""
-    nodes = ancestors(chain, SECOND)
+    nodes = climb_down(chain, [SECOND])
     assert [node.version for node in nodes][:4] == [SECOND, FIRST, TRAJECTORIES, SCORES]
     assert {node.version: node.depth for node in nodes} == {
         SECOND: 0, FIRST: 1, TRAJECTORIES: 1, SCORES: 1, RUN: 2, PROBLEMS: 2,
@@ -401,7 +401,7 @@ def test_ancestors_are_listed_once_and_nearest_first(chain: Store) -> None:
 def test_a_damaged_version_hides_no_other(chain: Store) -> None:
     """It is reported; its ancestors are listed if other versions name them, too, and it itself by the catalog."""
     chain.write(layout.manifest(SCORES), b"damaged")
-    nodes = {node.version: node for node in ancestors(chain, SECOND)}
+    nodes = {node.version: node for node in climb_down(chain, [SECOND])}
     assert set(nodes) == set(CHAIN)
     assert "damaged" in nodes[SCORES].problem
     assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
