@@ -104,7 +104,7 @@ class Refusing(LocalBackend):
         (
             Lying(),
             {
-                "write": "wrote b'write",
+                "write": "wrote b'",
                 "delete": "still there",
                 "second create": "but replaced",
                 "race": "is stored",

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from http import HTTPStatus
-from types import TracebackType
 from typing import Self
 
 import aiohttp
@@ -40,38 +39,26 @@ class FaultProxy:
 
     Attributes:
         endpoint: the URL for clients.
-        share: share of the requests that are spoilt, 0 to 1; may be changed while the proxy runs.
         counts: number of requests by fault, `passed` or `dead`.
-        requests: number of requests by method.
     """
 
     def __init__(self, target: str, share: float, seed: int, hang_s: float, faults: Sequence[str] = ALL) -> None:
         assert set(faults) <= set(ALL)
         self.endpoint = ""
-        self.share = share
         self.counts: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
-        self._target, self._hang_s, self._faults = target.rstrip("/"), hang_s, list(faults)
+        self._target, self._share, self._hang_s, self._faults = target.rstrip("/"), share, hang_s, list(faults)
         self._random = random.Random(seed)
         self._started: Future[str] = Future()
-        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="fault-proxy", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.endpoint = self._started.result()
+        self.endpoint = self._started.result(60)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -96,13 +83,12 @@ class FaultProxy:
                 await runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.requests[request.method] += 1
-        fault = self._random.choice(self._faults) if self._random.random() < self.share else "passed"
+        fault = self._random.choice(self._faults) if self._random.random() < self._share else "passed"
         if fault in _SILENT:
             self.counts[fault] += 1
             await asyncio.sleep(self._hang_s if fault == "hang" else 0)
             return _hang_up(request, reset=fault == "reset")
-        body = await _read(request)
+        body = await request.content.read()
         answer = None
         if fault in ("passed", *_DONE):
             try:
@@ -130,13 +116,6 @@ class FaultProxy:
             return web.Response(
                 status=answer.status, reason=answer.reason, headers=headers, body=await answer.read() or None
             )
-
-
-async def _read(request: web.BaseRequest) -> bytes:
-    """Read the body without decoding it. A client that expects `100 Continue` before it sends the body gets it."""
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return await request.content.read()
 
 
 def _error(status: HTTPStatus, code: str) -> web.Response:

@@ -8,14 +8,14 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
+
+from storage.processes.child import tail
 
 KEY = "testkey"
 SECRET = "testsecret"
@@ -121,8 +121,16 @@ class Rgw:
         self._config = self.folder / "ceph.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def kill(self) -> None:
-        """Send SIGKILL to all daemons."""
+    def __enter__(self) -> Self:
+        try:
+            self._make()
+            self.start_gateway()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for name in list(self._running):
             self._kill(name)
 
@@ -133,19 +141,18 @@ class Rgw:
     def start_gateway(self) -> None:
         """Start the gateway, always at the same port; return when it answers."""
         self._spawn(_GATEWAY)
-        self._wait(_GATEWAY, self._answers)
+        limit = time.monotonic() + _TIMEOUT_S
+        while not self._answers():
+            if self._running[_GATEWAY].poll() is not None or time.monotonic() > limit:
+                raise RuntimeError(f"{_GATEWAY} does not answer:\n{self._logs()}")
+            time.sleep(0.02)
 
-    def __enter__(self) -> Self:
+    def _answers(self) -> bool:
         try:
-            self._make()
-            self.start_gateway()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.kill()
+            urllib.request.urlopen(self.endpoint, timeout=10).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
 
     def _make(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -159,64 +166,31 @@ class Rgw:
         self._run("monmaptool", "--create", "--addv", "a", monitor, "--fsid", fsid, members)
         self._run(_MONITOR, *_DAEMONS[_MONITOR], "--mkfs", "--monmap", members)
         self._spawn(_MONITOR)
-        self._ceph("osd", "new", disk, "0")
+        self._run("ceph", "--connect-timeout", "300", "osd", "new", disk, "0")
         self._run(_DISK, *_DAEMONS[_DISK], "--mkfs", "--osd-uuid", disk)
         self._spawn(_DISK)
         user = ["--uid", "test", "--display-name", "test", "--access-key", KEY, "--secret", SECRET]
         self._run("radosgw-admin", *_DAEMONS[_GATEWAY], "user", "create", *user)
 
-    def _ceph(self, *command: str) -> None:
-        """Send a command to the monitor and wait for it."""
-        self._run("ceph", "--connect-timeout", "300", *command)
-
     def _run(self, *command: str) -> None:
         """Run one of Ceph's tools to its end."""
         line = [command[0], "-c", str(self._config), *command[1:]]
-        done = subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_TIMEOUT_S,
-            text=True,
-        )
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, text=True)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{self._logs()}")
+            raise RuntimeError(f"{' '.join(line)} failed:\n{done.stdout}{done.stderr}\n{self._logs()}")
 
     def _spawn(self, name: str) -> None:
-        if name in self._running:
-            raise RuntimeError(f"{name} is running already")
         line = ["setpriv", "--pdeathsig", "KILL", name, "-c", str(self._config), "-f", *_DAEMONS[name]]
-        with self._log(name).open("ab") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = _STARTER.submit(_popen, line, log.fileno()).result()
 
     def _kill(self, name: str) -> None:
         self._running[name].kill()
         self._running.pop(name).wait()
 
-    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
-        limit = time.monotonic() + _TIMEOUT_S
-        while not ready():
-            code = self._running[name].poll()
-            if code is not None or time.monotonic() > limit:
-                state = "is silent" if code is None else f"ended with {code}"
-                raise RuntimeError(f"{name} {state}; its logs are in {self.folder}\n{self._logs()}")
-            time.sleep(0.02)
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(self.endpoint, timeout=10).close()
-        except (urllib.error.URLError, OSError):
-            return False
-        return True
-
-    def _log(self, name: str) -> Path:
-        return self.folder / f"{name}.log"
-
     def _logs(self) -> str:
         """Return the ends of all logs."""
-        logs = [log for log in map(self._log, _DAEMONS) if log.exists()]
-        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+        return "\n".join(f"--- {log.name}\n{tail(log)}" for log in self.folder.glob("*.log"))
 
 
 def _popen(line: list[str], output: int) -> subprocess.Popen[bytes]:
