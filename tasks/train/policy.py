@@ -26,7 +26,6 @@ from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import attach, empty_model, load_model, save, stored_name
 from tasks.train.batches import Places, Rows, batching_for, is_plain
 from tasks.train.experts import FileNames, refuse_noise, replay_routing
-from tasks.train.kernels import accelerate, round_factors, suits
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Logprobs, Tokens
@@ -88,13 +87,10 @@ def set_up(policy: PreTrainedModel, train: Train) -> PreTrainedModel:
 
 
 def _for_training(policy: PreTrainedModel, device: torch.device, train: Train) -> PreTrainedModel:
-    plain = is_plain(policy.config)
-    if plain and suits(device, train):
-        accelerate(policy, train)
-    elif device.type == "cpu":
+    if device.type == "cpu":
         use_onednn(policy.base_model)
-        if plain and train.kernels == "auto":  # the output layer of other models may have a bias
-            round_factors(policy)
+    if is_plain(policy.config):  # the output layer of other models may have a bias
+        policy.get_output_embeddings().rounds_factors = True  # under autocast, see `passes.float32_logits`
     if train.gradient_checkpointing:
         refuse_noise(policy)
         policy.gradient_checkpointing_enable({"use_reentrant": False})

@@ -39,7 +39,7 @@ from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Places, Rows
 from tasks.train.experts import replay_routing
 from tasks.train.mesh import Mesh
-from tasks.train.optimizer import MOMENTS, bring_home, make_adamw
+from tasks.train.optimizer import MOMENTS, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
@@ -126,7 +126,7 @@ class Critic:
         shard(self.head, mesh)
         if self.knobs.model == "own":
             self.own = load_policy(version_0, train, mesh)
-            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer, train.moments)
+            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over the parameters of the critic alone, without the output layer of a language model."""
@@ -253,7 +253,7 @@ def load_train_state(
         critic=critic,
         lora=model_files.read_adapter(adapter) if adapter else None,
         reference=_frozen(begin, train, mesh) if knobs.keeps_reference and not adapter else None,
-        adamw=make_adamw(parameters, optimizer, train.moments),
+        adamw=make_adamw(parameters, optimizer),
         mesh=mesh,
         generator=torch.Generator().manual_seed(seed),
         steps=0,
@@ -369,7 +369,6 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
     for name, parameter in named.items():
         moments = {key: like(parameter, partial(stored.rows, f"{key}/{name}")) for key in MOMENTS}
         adamw.state[parameter] = {"step": stored.read(f"step/{name}").to(parameter.device), **moments}
-        bring_home(adamw, parameter)
 
 
 @torch.no_grad()

@@ -57,10 +57,8 @@ SHAPES = (
 
 TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, train={"threads": 1})
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plain, moments=host": {"kernels": "plain", "gradient_checkpointing": True, "moments": "host"},
-    "plain": {"kernels": "plain", "gradient_checkpointing": True},
-    "kernels": {"gradient_checkpointing": True},
-    "kernels, no checkpointing": {"gradient_checkpointing": False},
+    "checkpointing": {"gradient_checkpointing": True},
+    "no checkpointing": {"gradient_checkpointing": False},
 }
 """What is timed; all with bfloat16 autocast."""
 
@@ -192,7 +190,7 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
         model=model,
         critic=None,
         reference=None,
-        adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER, knobs.moments),
+        adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER),
         mesh=ALONE,
         generator=torch.Generator().manual_seed(0),
         steps=0,

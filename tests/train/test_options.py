@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from configs.algorithms import PPO
 from configs.score import Reward
-from configs.train import Train
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.components import LossInputs, LossOutputs
@@ -200,25 +198,6 @@ def test_a_state_is_continued_with_other_options(
     forked.save(tmp_path / "model", tmp_path / "again")
     assert "anew" not in json.loads((tmp_path / "again" / "state.json").read_text())
     forked.load(model, tmp_path / "again", seed=1, version_0=model)  # the next updates find all parts
-
-
-def test_moments_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
-    """Updates, files, and updates of a state that was read are those with moments on the device."""
-    rows, states = random_rows(), []
-    for moments in ("device", "host"):
-        options: dict[str, Any] = {"moments": moments, "critic": {"model": "own"}, "minibatches": 2, **GAE}
-        trainer = make_trainer(save_tiny(tmp_path / "start"), **options)
-        trainer.update(*rows, version=2)
-        model, state = tmp_path / moments / "model", tmp_path / moments / "state"
-        trainer.save(model, state)
-        trainer.load(model, state, seed=1, version_0=tmp_path / "start")
-        trainer.update(*rows, version=3)
-        files = [load_file(state / f"{name}.safetensors") for name in ("optimizer", "critic")]
-        states.append({**files[0], **files[1], **weights(trainer)})
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    with pytest.raises(ValueError, match="moments=host is for models that are not divided"):
-        Train.model_validate({"moments": "host", "parallel": {"shard": 2}})
 
 
 WITH_RATIOS = ("ppo", "dr_grpo", "reinforce_pp", "dapo", "gspo", "gspo_token", "cispo", "max_rl", "mis", "echo", "opd")
