@@ -8,7 +8,7 @@ steps, `warmup_steps=2` and `schedule=linear`, the factor of the learning rate i
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -18,19 +18,19 @@ from configs.train import Optimizer
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs: Optimizer) -> torch.optim.AdamW:
-    """Make AdamW for groups of parameters, each given with its learning rate after warm-up.
+def make_adamw(parts: Mapping[str, Iterable[nn.Parameter]], knobs: Optimizer) -> torch.optim.AdamW:
+    """Make AdamW for the parameters of some parts, `policy` and `critic`: each parameter group names its part.
 
     Weight decay applies to matrices, not to norms and biases: their size does not cause overfitting, and a pull
     towards 0 would only change the model.
     """
     groups = []
-    for lr, of_group in parameters:
-        listed = list(of_group)
+    for part, parameters in parts.items():
+        listed = list(parameters)
         matrices, others = [p for p in listed if p.ndim > 1], [p for p in listed if p.ndim < 2]
         for chosen, decay in ((matrices, knobs.weight_decay), (others, 0.0)):
             if chosen:
-                groups.append({"params": chosen, "full_lr": lr, "weight_decay": decay})
+                groups.append({"params": chosen, "part": part, "weight_decay": decay})
     return torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
 
 

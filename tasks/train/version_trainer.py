@@ -65,7 +65,7 @@ class VersionTrainer:
     def _trainer(self) -> "Trainer":
         from tasks.train.trainer import Trainer
 
-        return Trainer.of(self._config, self._mesh)
+        return Trainer(self._config, self._mesh)
 
     def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
         """Run one update and write the files of the new policy into a draft; several ranks write their own.
@@ -125,8 +125,7 @@ class VersionTrainer:
         version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
         taught_by = self._open(self._teacher) if self._teacher else None
         teacher = (taught_by.model, taught_by.adapter) if taught_by else None
-        seed, adapter = self._config.run.seed, checkpoint.adapter
-        self._trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
+        self._trainer.load(checkpoint.model, checkpoint.state, version_0, checkpoint.adapter, teacher)
         today = self._config
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
@@ -164,7 +163,7 @@ class VersionTrainer:
         rows, scores = self._rows(Part(order.trajectories, order.scores))
         if trainer.holds != order.policy:
             policy = self._open(order.policy)
-            trainer.load(policy.model, None, self._config.run.seed, adapter=policy.adapter)
+            trainer.load(policy.model, adapter=policy.adapter)
             trainer.holds = None  # an update would need the optimizer's state, too
         other = self._open(order.other)
         return trainer.distance(other.model, rows, scores, other.adapter)

@@ -30,8 +30,8 @@ def measure(lab: Lab) -> list[Row]:
 
     config = lab.config()
     trajectories, scores = play(lab, config)
-    trainer = Trainer.of(config)
-    trainer.load(lab.policy.model, None, config.run.seed)
+    trainer = Trainer(config)
+    trainer.load(lab.policy.model)
     model = load_policy(lab.policy.model, config.train)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
     drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.train), trees=False))

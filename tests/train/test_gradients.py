@@ -195,10 +195,9 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
     trainers: dict[bool, Trainer] = {}
     metrics: dict[bool, dict[str, Any]] = {}
     for trees in (False, True):
-        for module in ("trainer", "prepare"):
-            monkeypatch.setattr(
-                f"tasks.train.{module}.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
-            )
+        monkeypatch.setattr(
+            "tasks.train.train_state.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
+        )
         trainers[trees] = make_trainer(folder, micro_batch_tokens=160, **options)
         metrics[trees] = trainers[trees].update(rows, scores, version=2)
     assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)

@@ -12,17 +12,14 @@ import pytest
 import torch
 
 from configs.algorithms import PPO
-from configs.score import Reward
+from configs.rollout import Rollout
 from tasks.train.advantages import Observed
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.components import LossInputs, LossOutputs
 from tasks.train.samples import Sample
 from tasks.train.train_state import ValueNorm, adapt
-from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     GAE,
-    UNCLIPPED,
-    divided,
     gradients,
     is_unchanged,
     make_scores,
@@ -113,8 +110,7 @@ def test_value_norm_by_hand() -> None:
 def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
     """Staleness is the version in training minus the version of the oldest token."""
     rows, scores = random_rows()  # versions 0, 1, 2 in turn
-    trainer = Trainer(*divided({"minibatches": 1, "advantage": {}}), UNCLIPPED, Reward(), max_head_offpolicyness=1)
-    trainer.load(save_tiny(tmp_path), None, seed=1)
+    trainer = make_trainer(save_tiny(tmp_path), advantage={}, rollout=Rollout(max_head_offpolicyness=1))
     metrics = trainer.update(rows, scores, version=2)
     assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
     assert metrics["trajectories"] == 10
@@ -188,7 +184,7 @@ def test_a_state_is_continued_with_other_options(
     adapt(state, PPO(**before), PPO(**after))
     assert [part for part in json.loads((state / "state.json").read_text())["anew"] if part in anew] == anew
     forked = make_trainer(tmp_path / "start", **after)
-    forked.load(model, state, seed=1, version_0=model)
+    forked.load(model, state, version_0=model)
     old, new = trainer._train_state, forked._train_state
     assert (new.steps, new.kl_ctl) == (old.steps, PPO(**after).kl.kl_ctl)
     assert torch.equal(new.generator.get_state(), old.generator.get_state())
@@ -197,7 +193,7 @@ def test_a_state_is_continued_with_other_options(
     forked.update(*random_rows(), version=2)
     forked.save(tmp_path / "model", tmp_path / "again")
     assert "anew" not in json.loads((tmp_path / "again" / "state.json").read_text())
-    forked.load(model, tmp_path / "again", seed=1, version_0=model)  # the next updates find all parts
+    forked.load(model, tmp_path / "again", version_0=model)  # the next updates find all parts
 
 
 WITH_RATIOS = ("ppo", "dr_grpo", "reinforce_pp", "dapo", "gspo", "gspo_token", "cispo", "max_rl", "mis", "echo", "opd")
