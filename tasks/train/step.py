@@ -1,6 +1,6 @@
 """One optimizer step on a minibatch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -98,7 +98,11 @@ def take_step(state: TrainState, minibatch: Minibatch, samples: Sequence[Sample]
         [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0] for batch in minibatch
     ]
     tokens, computed, padded = mesh.total(torch.tensor(counts).sum(0)).tolist()
-    result = gathered([*_passes(state, minibatch, terms)], mesh)
+    passes = list[OfTokens]()
+    for batch in minibatch:
+        reduce_gradients(state.modules, last=batch is minibatch[-1])
+        passes.append(_accumulate(state, batch, terms))
+    result = gathered(passes, mesh)
     # Checked first: a ratio that overflows must not end the run.
     limit = state.algorithm.early_stop
     too_far = limit is not None and result["ratio"].mean().item() > limit
@@ -130,17 +134,6 @@ def _apply(
     for group in adamw.param_groups:
         group["lr"] = state.learning_rate(group["part"]) * state.factor(version)
     adamw.step()
-
-
-def _passes(state: TrainState, minibatch: Minibatch, terms: Terms) -> Iterator[OfTokens]:
-    """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
-    for batch in minibatch:
-        reduce_gradients(state.modules, last=batch is minibatch[-1])
-        yield _accumulate(state, batch, terms)
-    if state.mesh.size > 1 and state.mesh.devices is None:
-        groups = [group for adamw in state.optimizers for group in adamw.param_groups]
-        gradients = (parameter.grad for group in groups for parameter in group["params"])
-        state.mesh.add_up(gradient for gradient in gradients if gradient is not None)
 
 
 def _accumulate(state: TrainState, batch: MicroBatch, terms: Terms) -> OfTokens:
