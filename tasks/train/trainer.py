@@ -32,7 +32,7 @@ from tasks.train.train_state import TrainState, follow, load_train_state, save_t
 
 logger = logging.getLogger(__name__)
 
-NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
+NO_UPDATE = ("trajectories", "tokens/trained", "time/prepare", "time/update")
 """Names of the metrics, all 0, of an update that had nothing to train on."""
 
 
@@ -163,10 +163,10 @@ class Trainer:
             **of_steps,
             **prepared,
             **counts,
-            "optimizer/lr": train_state.learning_rate("policy") * train_state.factor(version),
-            "tokens/per_second": sum(step.tokens for step in steps) / seconds,
-            "seconds/prepare": middle - start,
-            "seconds/update": seconds,
+            "lr": train_state.learning_rate("policy") * train_state.factor(version),
+            "tokens/trained_per_second": sum(step.tokens for step in steps) / seconds,
+            "time/prepare": middle - start,
+            "time/update": seconds,
             **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
         }
 

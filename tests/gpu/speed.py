@@ -127,9 +127,9 @@ def timed_updates(shape: Shape, trainer: "Trainer", rounds: int = ROUNDS) -> lis
     lengths, runs = [len(row.token_ids) for row in rows], []
     for _ in range(WARM_UP + rounds):
         metrics = trainer.update(rows, scores, version=2)
-        seconds = metrics["seconds/update"]
+        seconds = metrics["time/update"]
         runs.append(
-            Run(metrics["tokens/all"], training_flops(shape, lengths), seconds, seconds + metrics["seconds/prepare"])
+            Run(metrics["tokens/trained"], training_flops(shape, lengths), seconds, seconds + metrics["time/prepare"])
         )
     return runs[WARM_UP:]
 

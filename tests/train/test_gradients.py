@@ -203,7 +203,7 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)
     assert metrics[False].pop("tokens/shared_share") == 0 < 0.3 < metrics[True].pop("tokens/shared_share")
     assert metrics[False].pop("tokens/padding_share") > metrics[True].pop("tokens/padding_share") >= 0
-    for name in ("seconds/prepare", "seconds/update", "tokens/per_second", "histograms"):
+    for name in ("time/prepare", "time/update", "tokens/trained_per_second", "histograms"):
         metrics[True].pop(name)
     for name, value in metrics[True].items():
         assert value == pytest.approx(metrics[False][name], rel=1e-3, abs=1e-5), name

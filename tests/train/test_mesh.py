@@ -66,7 +66,7 @@ LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
 KINDS = ("weight", "critic", "reference")
-MEASURED = {"seconds/prepare", "seconds/update", "tokens/per_second"}
+MEASURED = {"time/prepare", "time/update", "tokens/trained_per_second"}
 DEALT = {"tokens/padding_share"}
 """Metrics that may differ, because they tell times or how the work was dealt out."""
 Plan = dict[tuple[int, int], list[str]]

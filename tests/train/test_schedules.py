@@ -56,11 +56,11 @@ def test_continuing_keeps_every_bit(tmp_path: Path, schedule: Schedule) -> None:
     parts.load(folder)
     for update in range(4):
         metrics = whole.update(*random_rows(seed=update, newest=update), version=update)
-        rates.append(metrics["optimizer/lr"])
+        rates.append(metrics["lr"])
         critic = whole._train_state.critic
         assert critic is not None
         assert critic.adamw is not None
-        assert critic.adamw.param_groups[0]["lr"] == pytest.approx(2 * metrics["optimizer/lr"])
+        assert critic.adamw.param_groups[0]["lr"] == pytest.approx(2 * metrics["lr"])
         if update == 2:
             parts.save(tmp_path / "model", tmp_path / "state")
             parts = trainer()
