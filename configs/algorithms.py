@@ -1,7 +1,7 @@
 """The algorithms: one section each, with the defaults of its paper, no knobs that it lacks, and what it needs.
 
-`algorithm.type` names one. Each section names the class with its formula, in `tasks/train/algorithms`. These are two
-classes, because sections are read by whatever reads a configuration, without torch and below `tasks`.
+`algorithm.type` names one. The formula is a class of the same name in `tasks/train/algorithms` (`_CLASSES`). These are
+two classes, because sections are read by whatever reads a configuration, without torch and below `tasks`.
 """
 
 import re
@@ -37,8 +37,6 @@ class Algorithm(Knobs):
         @property
         def critic(self) -> Critic | None: ...
 
-    formula: ClassVar[str] = ""
-    """`file:Class` in `tasks/train/algorithms`; empty: `type` is the place of a class of the user's."""
     on_policy_only: ClassVar[bool] = False
     """True if nothing corrects for tokens that an older policy sampled."""
     offline: ClassVar[bool] = False
@@ -49,6 +47,8 @@ class Algorithm(Knobs):
     """True if the advantage of an episode depends on episodes of other problems."""
     taught: ClassVar[bool] = False
     """True if it needs the logprobs of a teacher."""
+    own: ClassVar[bool] = False
+    """True if its formula is code of the user's."""
 
     def refusals(self, rollout: Rollout, models: Models, played: Played) -> Iterator[str]:
         """Yield a sentence for each knob of another section that the algorithm cannot work with."""
@@ -60,7 +60,7 @@ class Algorithm(Knobs):
         if self.taught and models.teacher is None:
             remedy = "set models.teacher.checkpoint=RUN@N or models.teacher.path"
             yield f"algorithm.type={self.type} needs a teacher: {remedy}"
-        if self.formula and not self.taught and models.teacher is not None:
+        if not (self.taught or self.own) and models.teacher is not None:
             yield f"algorithm.type={self.type} has no use for models.teacher: set algorithm.type=opd, or leave it out"
 
     @property
@@ -107,7 +107,6 @@ class PPO(PolicyGradient):
     """PPO (arXiv 1707.06347) with AReaL's decoupled objective (2505.24298), group baselines or a critic."""
 
     type: Literal["ppo"] = "ppo"
-    formula: ClassVar[str] = "ppo:PPO"
     offline: ClassVar[bool] = True
     advantage: Advantage = Advantage()
     """Knobs of the advantages, which are computed from rewards."""
@@ -199,7 +198,6 @@ class GRPO(Clipped):
     """GRPO (arXiv 2402.03300): advantages divided by the group's standard deviation, the mean over each episode."""
 
     type: Literal["grpo"]
-    formula: ClassVar[str] = "group:GRPO"
     kl_ctl: NonNegativeFloat = 0.04
     """Coefficient of the KL to policy version 0 in the loss (k3); 0: none, and no reference policy."""
 
@@ -212,14 +210,12 @@ class DrGRPO(Clipped):
     """Dr. GRPO (arXiv 2503.20783): GRPO without the two divisions, by standard deviation and by length."""
 
     type: Literal["dr_grpo"]
-    formula: ClassVar[str] = "group:DrGRPO"
 
 
 class RLOO(Published):
     """RLOO (arXiv 2402.14740): REINFORCE on whole episodes, each against the mean of the others of its group."""
 
     type: Literal["rloo"]
-    formula: ClassVar[str] = "group:RLOO"
     on_policy_only: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.03
     """Coefficient of the KL to policy version 0 in the reward (k1); 0: none, and no reference policy."""
@@ -229,7 +225,6 @@ class ReinforcePP(Clipped):
     """REINFORCE++ (arXiv 2501.03262): returns, normalised over the whole batch in place of a baseline, and a clip."""
 
     type: Literal["reinforce_pp"]
-    formula: ClassVar[str] = "group:ReinforcePP"
     in_groups: ClassVar[bool] = False
     over_batch: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.001
@@ -243,7 +238,6 @@ class DAPO(Clipped):
     """
 
     type: Literal["dapo"]
-    formula: ClassVar[str] = "group:DAPO"
     eps_clip_higher: PositiveFloat = 0.28
     """The ratio is at most 1 + eps_clip_higher."""
 
@@ -257,7 +251,6 @@ class GSPO(Clipped):
     """GSPO (arXiv 2507.18071): one ratio for each sequence. With `gspo_token` tokens keep advantages of their own."""
 
     type: Literal["gspo", "gspo_token"]
-    formula: ClassVar[str] = "ratios:GSPO"
     eps_clip: Clip = 3e-4
     """The ratio of a sequence is at least 1 - eps_clip."""
     eps_clip_higher: PositiveFloat = 4e-4
@@ -268,7 +261,6 @@ class CISPO(Published):
     """CISPO (arXiv 2506.13585): the ratio is a constant weight with a cap, so that no token loses its gradient."""
 
     type: Literal["cispo"]
-    formula: ClassVar[str] = "ratios:CISPO"
     cap: PositiveFloat = 5.0
     """Largest weight; there is no smallest one. The paper names no number; this is ScaleRL's (arXiv 2510.13786)."""
 
@@ -277,14 +269,12 @@ class MaxRL(Clipped):
     """MaxRL (arXiv 2602.02710): advantages divided by the group's success rate, the gradient of the log-likelihood."""
 
     type: Literal["max_rl"]
-    formula: ClassVar[str] = "group:MaxRL"
 
 
 class MIS(Published):
     """Masked importance sampling (IcePop, Ling team 2025): a token whose ratio is outside of two limits has no loss."""
 
     type: Literal["mis"]
-    formula: ClassVar[str] = "ratios:MIS"
     floor: PositiveFloat = 0.5
     """Smallest ratio to the policy that sampled."""
     cap: PositiveFloat = 5.0
@@ -303,7 +293,6 @@ class Echo(Clipped):
     """ECHO: a clipped policy loss, and cross-entropy on what tools said, so that the policy learns its environment."""
 
     type: Literal["echo"]
-    formula: ClassVar[str] = "echo:Echo"
     weight: PositiveFloat = 0.1
     """Weight of the cross-entropy."""
     observations: Literal["tools", "all"] = "tools"
@@ -321,7 +310,6 @@ class RFT(_WithoutCritic, Algorithm):
     """Rejection sampling fine-tuning (arXiv 2308.01825): cross-entropy on turns that were right; expert iteration."""
 
     type: Literal["rft"]
-    formula: ClassVar[str] = "likelihood:RFT"
     offline: ClassVar[bool] = True
     in_groups: ClassVar[bool] = False
     distinct: bool = True
@@ -344,14 +332,12 @@ class DPO(Preferred):
     """DPO (arXiv 2305.18290): pairs of a better and a worse episode of a group, and policy version 0 as reference."""
 
     type: Literal["dpo"]
-    formula: ClassVar[str] = "likelihood:DPO"
 
 
 class KTO(Preferred):
     """KTO (arXiv 2402.01306): good and bad episodes without pairs, and policy version 0 as reference."""
 
     type: Literal["kto"]
-    formula: ClassVar[str] = "likelihood:KTO"
     in_groups: ClassVar[bool] = False
     good_above: float | None = None
     """An episode is good if it earned more than this; empty: if one of its answers was right by the scorer."""
@@ -365,7 +351,6 @@ class OPD(Published):
     """On-policy distillation (arXiv 2306.13649): the reverse KL to `models.teacher`, token by token."""
 
     type: Literal["opd"]
-    formula: ClassVar[str] = "ratios:OPD"
     in_groups: ClassVar[bool] = False
     taught: ClassVar[bool] = True
     c_clip: DualClip = 10.0
@@ -378,6 +363,7 @@ class OwnAlgorithm(Clipped):
     type: str
     """`package.module:Class`."""
     offline: ClassVar[bool] = True
+    own: ClassVar[bool] = True
     args: dict[str, Any] = {}
     """Keyword arguments of the class."""
     reference: bool = False
@@ -396,11 +382,18 @@ class OwnAlgorithm(Clipped):
         return name
 
 
-_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo, KTO)
-"""The sections of the algorithms of this program: a new one is added here."""
-_SECTIONS = {name: of_type for of_type in _CLASSES for name in tags(of_type)}
-FORMULAS = {name: of_type.formula for name, of_type in _SECTIONS.items()}
-"""The formulas by the values of `algorithm.type`, without those of your own."""
+_CLASSES: dict[str, tuple[type[Algorithm], ...]] = {
+    "ppo": (PPO,),
+    "group": (GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, MaxRL),
+    "ratios": (GSPO, CISPO, MIS, OPD),
+    "likelihood": (RFT, DPO, KTO),
+    "echo": (Echo,),
+}
+"""The sections by the file in `tasks/train/algorithms` that has a class of the same name, with the formula."""
+_FILES = {of_type: file for file, of_file in _CLASSES.items() for of_type in of_file}
+_SECTIONS = {name: of_type for of_type in _FILES for name in tags(of_type)}
+FORMULAS = {name: f"{_FILES[of_type]}:{of_type.__name__}" for name, of_type in _SECTIONS.items()}
+"""The places of the formulas by the values of `algorithm.type`, without those of your own."""
 NAMES = tuple(FORMULAS)
 
 
@@ -412,7 +405,7 @@ def _tag(values: Any) -> str:
 if typing.TYPE_CHECKING:
     AnyAlgorithm = Algorithm
 else:
-    _FORMS = [Annotated[of_type, Tag(tags(of_type)[0])] for of_type in _CLASSES]
+    _FORMS = [Annotated[of_type, Tag(tags(of_type)[0])] for of_type in _FILES]
     AnyAlgorithm = Annotated[typing.Union[(*_FORMS, Annotated[OwnAlgorithm, Tag("own")])], Discriminator(_tag)]
 
 

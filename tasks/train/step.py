@@ -1,7 +1,7 @@
 """One optimizer step on a minibatch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -34,15 +34,8 @@ def gathered(passes: Sequence[OfTokens], mesh: Mesh) -> OfTokens:
     return dict(zip(passes[0], mesh.gather(torch.stack(own)), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A component in a minibatch: its normaliser is that of the whole minibatch."""
-
-    component: Component
-    normaliser: float
-
-
-Terms = Mapping[str, Term]
+Terms = Mapping[str, Component]
+"""The components in a minibatch, whose normalisers are numbers, those of the whole minibatch."""
 _OF_LARGEST = 1e-3
 """If the gradient is not finite, the trajectories with this share of the largest gradient of a token are named."""
 
@@ -50,7 +43,7 @@ _OF_LARGEST = 1e-3
 def terms_of(
     components: Mapping[str, Component], samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int]
 ) -> Terms:
-    """Compute the normaliser of each component for the samples at `indices`."""
+    """Replace the normaliser of each component by its number for the samples at `indices`."""
 
     def normaliser(name: str, per: Normaliser) -> float:
         if isinstance(per, float | int):
@@ -60,7 +53,7 @@ def terms_of(
             counts = [n + len(columns[index].observations) for n, index in zip(counts, indices, strict=True)]
         return float(max(1, sum(counts) if per == "tokens" else np.count_nonzero(counts)))
 
-    return {name: Term(component, normaliser(name, component.per)) for name, component in components.items()}
+    return {name: replace(each, per=normaliser(name, each.per)) for name, each in components.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +161,19 @@ def _accumulate(state: TrainState, batch: MicroBatch, terms: Terms) -> OfTokens:
     return {name: values.detach().double() for name, values in columns.items()}
 
 
-def _add(columns: OfTokens, name: str, term: Term, inputs: LossInputs, weights: Tensor) -> Tensor:
+def _add(columns: OfTokens, name: str, term: Component, inputs: LossInputs, weights: Tensor) -> Tensor:
     """Add the numbers of a component to `columns`, and return its part of the minibatch's loss."""
     has_it = weights != 0
     given = inputs if has_it.all() else inputs.of(has_it)
-    outputs = checked(term.component.loss(given), given, name)
-    loss = term.component.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
+    outputs = checked(term.loss(given), given, name)
+    loss = term.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
     if name == "value":
         columns["value_loss"] = _spread(outputs.loss, has_it)
     else:
-        columns["loss"] = columns["loss"] + loss.detach() / term.normaliser
+        columns["loss"] = columns["loss"] + loss.detach() / term.per
     columns |= {key: _spread(values, has_it) for key, values in outputs.metrics.items()}
-    return loss.sum() / term.normaliser
+    total: Tensor = loss.sum() / term.per
+    return total
 
 
 def _with_values(

@@ -123,12 +123,9 @@ class VersionTrainer:
             )
 
     def _settings_of(self, version: PolicyVersion) -> Config:
-        """Return the configuration with what decided the bits of an update and may have changed since."""
-        now, stored = self._config, read_stored(read(self._store, version).settings, version)
-        problems = now.problems.model_copy(update={"exclusions": stored.problems.exclusions})
-        run = now.run.model_copy(update={"iterations": stored.run.iterations})
-        changed = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": problems, "run": run}
-        return now.model_copy(update=changed)
+        """Return the configuration that made a version, for this store and these ranks."""
+        stored = read_stored(read(self._store, version).settings, version)
+        return stored.model_copy(update={"storage": self._config.storage, "train": self._config.train})
 
     def _reconfigure(self, config: Config) -> None:
         self._config = config

@@ -254,7 +254,7 @@ def _algorithm(knobs: AlgorithmKnobs, max_new_tokens: int) -> "Algorithm":
     Raises:
         NoAdvantageError: it needs what is not stored.
     """
-    if not knobs.formula:
+    if knobs.own:
         raise NoAdvantageError(f"They are computed by {knobs.type}, which is no part of this program.")
     if knobs.critic is not None or knobs.taught:
         needed = "a critic's values" if knobs.critic else "the teacher's logprobs"

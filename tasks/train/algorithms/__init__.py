@@ -28,11 +28,11 @@ def check_algorithm(knobs: Knobs) -> None:
     Raises:
         ValueError: something does not exist, an argument is wrong, or the user's code fails on made-up episodes.
     """
-    if not knobs.formula:
+    if knobs.own:
         ALGORITHMS.check_arguments(knobs.type, getattr(knobs, "args", {}))
     if loss := getattr(knobs, "loss", None):
         OWN_LOSSES.find(loss)
-    if loss or not knobs.formula:
+    if loss or knobs.own:
         from tasks.train.algorithms.algorithm import try_algorithm
 
         try_algorithm(make_algorithm(knobs, max_new_tokens=1024))

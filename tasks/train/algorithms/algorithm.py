@@ -241,7 +241,7 @@ def try_algorithm(algorithm: Algorithm) -> None:
             given = _inputs(len(weights[0]), known)
             outputs = components.checked(algorithm.component(name).loss(given), given, name)
             if name == "rl" and algorithm.early_stop and "ratio" not in outputs.metrics:
-                limit = "algorithm.early_stop_imp_ratio" if algorithm.knobs.formula else "its attribute `early_stop`"
+                limit = "its attribute `early_stop`" if algorithm.knobs.own else "algorithm.early_stop_imp_ratio"
                 raise ValueError(
                     f"{named}: its loss returns no metric `ratio`, but {limit} limits it: return it, or set None"
                 )
