@@ -1,6 +1,7 @@
 """The algorithms: one section each, with the defaults of its paper, no knobs that it lacks, and what it needs.
 
-`algorithm.type` names one. `tasks/train/algorithms` has the formulas.
+`algorithm.type` names one. The formula is a class of the same name in `tasks/train/algorithms` (`_CLASSES`). These are
+two classes, because sections are read by whatever reads a configuration, without torch and below `tasks`.
 """
 
 import re
@@ -381,22 +382,30 @@ class OwnAlgorithm(Clipped):
         return name
 
 
-_CLASSES = (PPO, GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, GSPO, CISPO, MaxRL, MIS, RFT, DPO, OPD, Echo, KTO)
-"""The sections of the algorithms of this program: a new one is added here."""
-_TAGS = {name: tags(of_type)[0] for of_type in _CLASSES for name in tags(of_type)}
-NAMES = tuple(_TAGS)
-"""The values of `algorithm.type`, without those of your own."""
+_CLASSES: dict[str, tuple[type[Algorithm], ...]] = {
+    "ppo": (PPO,),
+    "group": (GRPO, DrGRPO, RLOO, ReinforcePP, DAPO, MaxRL),
+    "ratios": (GSPO, CISPO, MIS, OPD),
+    "likelihood": (RFT, DPO, KTO),
+    "echo": (Echo,),
+}
+"""The sections by the file in `tasks/train/algorithms` that has a class of the same name, with the formula."""
+_FILES = {of_type: file for file, of_file in _CLASSES.items() for of_type in of_file}
+_SECTIONS = {name: of_type for of_type in _FILES for name in tags(of_type)}
+FORMULAS = {name: f"{_FILES[of_type]}:{of_type.__name__}" for name, of_type in _SECTIONS.items()}
+"""The places of the formulas by the values of `algorithm.type`, without those of your own."""
+NAMES = tuple(FORMULAS)
 
 
 def _tag(values: Any) -> str:
     named = values.get("type", "ppo") if isinstance(values, dict) else getattr(values, "type", None)
-    return _TAGS.get(named, "own") if isinstance(named, str) else "own"
+    return tags(_SECTIONS[named])[0] if isinstance(named, str) and named in _SECTIONS else "own"
 
 
 if typing.TYPE_CHECKING:
     AnyAlgorithm = Algorithm
 else:
-    _FORMS = [Annotated[of_type, Tag(tags(of_type)[0])] for of_type in _CLASSES]
+    _FORMS = [Annotated[of_type, Tag(tags(of_type)[0])] for of_type in _FILES]
     AnyAlgorithm = Annotated[typing.Union[(*_FORMS, Annotated[OwnAlgorithm, Tag("own")])], Discriminator(_tag)]
 
 

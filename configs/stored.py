@@ -54,11 +54,12 @@ class Change:
 
 
 _OF_TRAIN = (
-    *("mask_truncated", "routing_replay", "epochs", "micro_batch_tokens", "device", "autocast", "kernels", "moments"),
+    *("mask_truncated", "routing_replay", "epochs", "micro_batch_tokens", "device", "autocast"),
     *("gradient_checkpointing", "threads", "parallel"),
 )
 """Knobs that were in the section `ppo` and are in `train`; the others are in `algorithm`."""
 _OBJECTIVE = "algorithm.objective says it: decoupled, recomputed or behaviour"
+_NEVER_ON_A_GPU = "it was made for GPUs, and never ran on one; leave it out"
 _IN_FLOAT32 = "servers fetch the weights in float32 and round them"
 _CONSTANTS = """
 algorithm.logprob_chunk_tokens audit.least_episodes audit.least_judged audit.recomputed_sets
@@ -112,6 +113,8 @@ CHANGES: Sequence[Change] = (
     Change("rollout.request_timeout_s", note="a completion takes at most half of rollout.episode_deadline_s"),
     Change("storage.serving_copy", note=_IN_FLOAT32),
     Change("storage.whole_copy_every", note=_IN_FLOAT32),
+    Change("train.kernels", note=_NEVER_ON_A_GPU),
+    Change("train.moments", note=_NEVER_ON_A_GPU),
     Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts"),
     *(Change(knob, note="it is a constant: leave it out") for knob in _CONSTANTS.split()),
 )
@@ -163,7 +166,7 @@ def _algorithm(values: Values) -> None:
         if section is not _ABSENT:
             values["algorithm"] = section  # refused when the values are read
         return
-    for name in _OF_TRAIN:
+    for name in (*_OF_TRAIN, "kernels", "moments"):
         if name in section:
             _put(values, f"train.{name}", section.pop(name))
     if "ppo_n_minibatches" in section:

@@ -47,14 +47,8 @@ class Train(Knobs):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"
-    """Number format of the forward pass; weights and optimizer stay float32."""
-    kernels: Literal["auto", "plain"] = "auto"
-    """Kernels for passes with `autocast=bfloat16`. auto: an output layer that rounds its factors (to TF32 on a GPU, to
-    bfloat16 on a CPU), and on a GPU for Llama, Qwen2 and Qwen3 packed rows, and copies of the weights that live through
-    a step; plain: padded rows, all by transformers."""
-    moments: Literal["device", "host"] = "device"
-    """Place of AdamW's moments. host: in the memory of the host, from which each step sends them to the GPU and back:
-    8 bytes for each parameter less on the GPU, for one whose model just fits."""
+    """Number format of the forward pass; weights and optimizer stay float32. Of Llama, Qwen2 and Qwen3 the output layer
+    computes in float32 from rounded factors: to bfloat16 on a CPU, to TF32 on a GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: Workers = 2
@@ -76,12 +70,6 @@ class Train(Knobs):
     """Longest wait in each step of starting the ranks."""
     max_restarts: NonNegativeInt = 0
     """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.moments == "host" and self.parallel.shard > 1:
-            raise ValueError("moments=host is for models that are not divided among ranks: set parallel.shard=1")
-        return self
 
 
 class Optimizer(Knobs):

@@ -12,7 +12,7 @@ from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.tracking.follow import check_trackers
 from tasks.train.algorithms import check_algorithm
-from tasks.warm_start.policy_sizes import parameters_of, policy_values
+from tasks.warm_start.policy_sizes import policy_values
 
 
 def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
@@ -59,14 +59,13 @@ def plan(config: Config) -> str:
     """
     values, knobs, mesh = policy_values(config), config.inference, config.train.parallel
     check_split(knobs, values)
-    count, uncounted = parameters_of(values), "parameters that are not counted for this architecture"
-    size = uncounted if count is None else f"{count:,} parameters"
+    sizes = ", ".join(f"{name} {values[name]}" for name in ("num_hidden_layers", "hidden_size") if name in values)
     policy = config.policy.path or config.policy.fork
     servers, ranks = 0 if knobs.urls else knobs.replicas, mesh.ranks if config.train.device != "cpu" else 0
     shared = ". With one GPU, server and rank share it" if ranks == servers == knobs.ranks == 1 else ""
     of_each = " of each rollout worker" if config.plays_apart else ""
     return rendered(
-        f"{config.run.name}: {policy}, {values.get('model_type')} with {size}",
+        f"{config.run.name}: {policy}, {values.get('model_type')} with {sizes or 'sizes of its own'}",
         f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}",
         f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * knobs.ranks or 'their own'}",
         *_beside(config),

@@ -47,12 +47,11 @@ MAY_CHANGE = (
     "score.max_failure_share",
     *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
     *WHERE_MODELS_ARE,
-    *("train.parallel", "train.kernels", "train.moments", "train.on_cluster", "train.timeout_s"),
+    *("train.parallel", "train.on_cluster", "train.timeout_s"),
     *("train.startup_timeout_s", "train.max_restarts", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
-(`train.parallel`) and other kernels compute the same up to rounding. `FROM_NEXT_UPDATE` changes later updates, whose
-manifests say so."""
+(`train.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later ones, whose manifests say so."""
 _SCORERS = ("score.", "models.judge", "models.reward")
 """Knobs that may differ from the run's when stored trajectories are scored again."""
 _LOOKED_AT = 10

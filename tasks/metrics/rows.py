@@ -45,7 +45,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
         "disagreement": "verdicts/disagree",
         "seconds": "time/score",
     },
-    "train": {
+    "train": {  # of updates by older programs
         "policy/kl_proximal": "policy/kl",
         "optimizer/grad_norm": "grad_norm",
         "optimizer/lr": "lr",
@@ -71,7 +71,7 @@ def row_of(manifest: Manifest) -> Row | None:
         return head | {"stage": "evaluate"} | dict(_of_evaluation(metrics))
     if stage == "train":
         head["iteration"] = number - 1  # the update that made this checkpoint
-        # Of what was trained on; the rollout's numbers of these names are of all episodes.
+        # Older programs gave them the names of the rollout's numbers, which are of all episodes.
         metrics = {name.replace("success/turn_", "trained/turn_"): value for name, value in metrics.items()}
     names, numbers = _NAMES[stage], dict[str, float]()
     for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""Minibatches, and the rows of their forward passes: padded, packed, or as trees that compute a common beginning once.
+"""Minibatches, and the rows of their forward passes: padded, or as trees that compute a common beginning once.
 
 Why trees: the samples of a group have the same prompt, and often the same first words. A causal model computes the same
 states for a token whenever the tokens before it are the same. So a group is one row of tokens, in which each token
@@ -20,16 +20,12 @@ from configs.train import Train
 from storage.grouping import grouped
 from storage.records import Experts as StoredExperts
 from tasks.train.experts import Experts
-from tasks.train.kernels import PACKED
 from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.samples import Bools, Floats, Ints, Logprobs, Sample, Tokens, by_problem
 
 _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
 compiles its kernels for each shape, which takes time and memory, so there are few shapes."""
-
-_TILE = 128
-"""A packed row has a multiple of so many columns, as the tiles of a GPU's products have rows."""
 
 CPU_TOKENS, GPU_TOKENS = 2048, 16384
 """Default of `train.micro_batch_tokens`. On a CPU 8192 and more were slower; 4096 was as fast, with more memory. The
@@ -40,8 +36,7 @@ _LONGEST_TREE = 1024
 _TREE_FRACTION = 0.5
 """A tree pays if it has at most this fraction of the tokens of its sequences."""
 _TREE_MODELS = ("llama", "qwen2", "qwen3")
-"""Models for which tests show that trees and packed rows are right: all layers obey the mask, and no layer has a state
-or a window."""
+"""Models for which tests show that trees are right: all layers obey the mask, and no layer has a state or a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +46,17 @@ class Batching:
     budget: int  # largest number of tokens in one pass, padding included
     device: torch.device
     trees: bool = False  # a group is one row if that pays; else each sequence is a row of its own
-    packed: bool = False  # sequences that are in no tree are one row together, without padding between them
     mesh: Mesh = ALONE  # the ranks to which the passes are dealt out
 
 
 def batching_for(model: PreTrainedModel, train: Train, mesh: Mesh = ALONE) -> Batching:
     """Return the batching that is fastest for a model."""
     budget = train.micro_batch_tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
-    packed = model.config._attn_implementation == PACKED
-    return Batching(budget, model.device, is_plain(model.config), packed, mesh)
+    return Batching(budget, model.device, is_plain(model.config), mesh)
 
 
 def is_plain(config: PretrainedConfig) -> bool:
-    """Return whether trees and packed rows of a model are right."""
+    """Return whether trees of a model are right."""
     return config.model_type in _TREE_MODELS and not getattr(config, "use_sliding_window", False)
 
 
@@ -73,15 +66,12 @@ class Rows(NamedTuple):
     Example of the sequences 5 6 7 and 5 8:
 
         padded    tokens [[5, 6, 7, 0 …], [5, 8, 0 …], …]
-        packed    tokens [[5, 6, 7, 5, 8, 0 …]]     positions [[0, 1, 2, 0, 1, 0 …]]     ends [0, 3, 5, 128]
         trees     tokens [[5, 6, 7, 8]]     positions [[0, 1, 2, 1]]     the mask lets 8 read 5 and 8
     """
 
     tokens: Int[Tensor, "rows columns"]
     positions: Int[Tensor, "rows columns"] | None = None  # the position of each token in its sequence; None: its column
     mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
-    ends: Int[Tensor, " ends"] | None = None  # of a packed row: 0 and where its sequences end; the last one is padding
-    longest: int = 0  # length of the longest of them
     experts: Experts | None = None  # those that the engine chose for each token; None: the model chooses
 
 
@@ -314,33 +304,25 @@ def _passes(segments: Iterable[Segment], batching: Batching) -> list[list[Segmen
     for _, of_kind in groupby(longest_first, lambda segment: segment.is_tree):
         rest = list(of_kind)
         while rest:
-            if _in_one_row(rest, batching):
-                count = int(np.searchsorted(np.cumsum([len(s.tokens) for s in rest]), batching.budget, "right"))
-            else:
-                fitting = batching.budget // rest[0].width
-                count = fitting // _GRID * _GRID or fitting
-            passes.append(rest[: max(1, count)])
-            rest = rest[max(1, count) :]
+            fitting = batching.budget // rest[0].width
+            count = max(1, fitting // _GRID * _GRID or fitting)
+            passes.append(rest[:count])
+            rest = rest[count:]
     return passes
 
 
-def _in_one_row(segments: Sequence[Segment], batching: Batching) -> bool:
-    return batching.packed and not segments[0].is_tree
-
-
-def _up(number: int, grid: int = _GRID) -> int:
-    return -(-number // grid) * grid
+def _up(number: int) -> int:
+    """Round up to a multiple of `_GRID`."""
+    return -(-number // _GRID) * _GRID
 
 
 def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
-    """Give each segment a row of its own, padded with 0 at the right, or pack all into one.
+    """Give each segment a row of its own, padded with 0 at the right.
 
     Without segments, return a row of two tokens: the rank still takes part in a pass.
     """
     if not segments:
         return Rows(torch.zeros((1, 2), dtype=torch.int64, device=batching.device))
-    if _in_one_row(segments, batching):
-        return _pack([segment.tokens for segment in segments], batching.device)
     # The rows after the last segment stay empty.
     rows = _up(len(segments)) if len(segments) > _GRID else len(segments)
     width = max(segment.width for segment in segments)
@@ -356,17 +338,6 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
             mask[row, 0][np.ix_(path, path)] = np.tri(len(path), dtype=np.bool_)
     on_device = [torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)]
     return Rows(on_device[0], on_device[1], on_device[2])
-
-
-def _pack(sequences: list[Ints], device: torch.device) -> Rows:
-    """Put sequences into one row; its padding is a sequence, too."""
-    used = sum(map(len, sequences))
-    padded = [*sequences, np.zeros(_up(used + 1, _TILE) - used, np.int64)]
-    lengths = [len(sequence) for sequence in padded]
-    ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    arrays = np.stack([np.concatenate(padded), np.concatenate([*map(np.arange, lengths)])])[:, None]
-    tokens, positions = torch.from_numpy(arrays).to(device)
-    return Rows(tokens, positions, ends=ends.to(device), longest=max(lengths))
 
 
 def _arrange_experts(segments: Sequence[Segment], tokens: Ints, batching: Batching) -> Experts | None:
@@ -390,9 +361,6 @@ def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: B
     """
     rows, columns, before = ([np.empty(0, np.int64)] for _ in range(3))
     paths = [(row, path) for row, segment in enumerate(segments) for path in segment.paths]
-    if segments and _in_one_row(segments, batching):
-        starts = np.cumsum([0, *(len(segment.tokens) for segment in segments)])
-        paths = [(0, path + start) for (_, path), start in zip(paths, starts, strict=False)]
     for (row, path), positions in zip(paths, chosen, strict=True):
         rows.append(np.full(len(positions), row))
         columns.append(path[np.minimum(positions, len(path) - 1)])

@@ -58,7 +58,7 @@ class LossOutputs(NamedTuple):
 
 RESERVED = frozenset(
     {"samples", "sampled", "behaviour", "proximal", "reference", "logp", "entropy", "loss", "gradient", "value_loss"}
-    | {"kl", "kl_proximal", "kl_behaviour", "kl_reference", "early_stopped", "observed_loss"}
+    | {"kl", "kl_behaviour", "kl_reference", "early_stopped", "observed_loss"}
     | {"clip_fraction", "first_clip_fraction", "dual_clip_fraction"}
 )
 """Names of an update's own numbers, which no metric of a loss may have."""

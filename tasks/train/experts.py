@@ -15,85 +15,41 @@ token to the experts of the engine. Their weights are the trainer's own, so the 
 without noise in their routers, and no auxiliary loss keeps the load of the experts equal.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
+from transformers.core_model_loading import revert_weight_conversion
 
 from tasks.train.sharding import StoredTensors
 
 KNOWN = ("qwen3_moe",)
-"""Values of `model_type` whose routers are known: the softmax over all experts, of which the K largest are kept."""
+"""Values of `model_type` whose files are as above, and whose router is the softmax over all experts, of which the K
+largest are kept."""
 Experts = Int[Tensor, "rows columns layers chosen"]
 """The numbers of the experts of each token in each layer; -1: unknown, the trainer chooses."""
-_EXPERT = "*"
-"""The place of an expert's number in a pattern of names."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """A kind of parameter [E, …] that is made of each expert's tensors, which follow each other in its rows."""
-
-    parameter: str  # the end of its name
-    patterns: Sequence[str]  # the ends of the names of an expert's tensors
-
-    def names(self, parameter: str, expert: int) -> list[str]:
-        """Return the names of one expert's tensors in files."""
-        begin = parameter.removesuffix(self.parameter)
-        return [begin + pattern.replace(_EXPERT, str(expert)) for pattern in self.patterns]
+def in_files(model: PreTrainedModel, name: str, value: Tensor) -> dict[str, Tensor]:
+    """Return the tensors in files that hold a parameter, by name: itself, or copies of parts of it for each expert."""
+    if model.config.model_type not in KNOWN:
+        return {name: value}
+    return dict(revert_weight_conversion(model, {name: value}))
 
 
-class FileNames:
-    """The tensors in files that hold the parameters of a model: the same, but for fused experts.
-
-    Args:
-        model: the model, which may be empty or sharded.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._fused = [
-            _Fused(rule.target_patterns[0], rule.source_patterns)
-            for rule in get_model_conversion_mapping(model, add_legacy=False)
-            if isinstance(rule, WeightConverter) and _stacks_experts(rule)
-        ]
-
-    def split(self, name: str, value: Tensor) -> dict[str, Tensor]:
-        """Return the tensors in files that hold a parameter, by name; parts of it are copied."""
-        fused = self._find(name)
-        if fused is None:
-            return {name: value}
-        parts = value.chunk(len(fused.patterns), 1)
-        return {
-            of_file: part[expert].clone()
-            for expert in range(len(value))
-            for of_file, part in zip(fused.names(name, expert), parts, strict=True)
-        }
-
-    def rows(self, stored: StoredTensors, name: str, start: int, end: int) -> Tensor:
-        """Read the rows start:end of a parameter; those of fused experts are whole experts."""
-        fused = self._find(name)
-        if fused is None:
-            return stored.rows(name, start, end)
-        experts = range(start, end) or range(1)  # at least one, for the shape
-        read = [torch.cat([stored.read(each) for each in fused.names(name, expert)]) for expert in experts]
-        return torch.stack(read)[: end - start]
-
-    def _find(self, name: str) -> _Fused | None:
-        return next((fused for fused in self._fused if name.endswith(fused.parameter)), None)
-
-
-def _stacks_experts(rule: WeightConverter) -> bool:
-    """Return whether a rule of transformers puts experts together as above: their rows, then the experts."""
-    kinds = [type(step) for step in rule.operations]
-    dimensions = [step.dim for step in rule.operations if isinstance(step, MergeModulelist | Concatenate)]
-    whole = dimensions == [0, 1][: len(kinds)] and kinds == [MergeModulelist, Concatenate][: len(kinds)]
-    return whole and all(_EXPERT in pattern for pattern in rule.source_patterns)
+def read_rows(
+    model: PreTrainedModel, stored: StoredTensors, name: str, shape: torch.Size, start: int, end: int
+) -> Tensor:
+    """Read the rows start:end of a parameter of this shape; those of a layer's experts are whole experts."""
+    names = [*in_files(model, name, torch.empty(shape, device="meta"))]
+    if len(names) == 1:
+        return stored.rows(name, start, end)
+    experts = range(start, end) or range(1)  # at least one, for the shape
+    read = [torch.cat([stored.read(each) for each in names[expert :: shape[0]]]) for expert in experts]
+    return torch.stack(read)[: end - start]
 
 
 def replay_routing(model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ import heapq
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -25,8 +25,6 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from configs.train import Parallel
 
-BUCKET = 2**24
-"""Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
 _POLL_S = 0.02
 """Time between two requests for a note that another rank has not written yet."""
 
@@ -44,7 +42,7 @@ class Mesh:
     neighbours: tuple[int, ...] = (0,)
     """The ranks on this rank's node, with itself."""
     devices: DeviceMesh | None = field(default=None, compare=False)
-    """Its dimensions are `replicate`, if there are several copies, and `shard`. None: every rank has a whole copy."""
+    """Its dimensions are `replicate`, if there are several copies, and `shard`. None: there is one rank."""
 
     @classmethod
     def of(cls, parallel: Parallel, device: str, timeout_s: float, nodes: Sequence[str]) -> "Mesh":
@@ -59,8 +57,6 @@ class Mesh:
         rank = dist.get_rank()
         neighbours = tuple(each for each, node in enumerate(nodes) if node == nodes[rank])
         _connect(device, None)
-        if parallel.shard == 1:
-            return cls(rank, parallel.ranks, neighbours)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
         for group in devices.get_all_groups():  # torch gives new groups a time limit of its own
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
@@ -93,17 +89,6 @@ class Mesh:
         if self.devices is not None and self.devices.ndim > 1:
             dist.broadcast(value, 0)
         return value
-
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace tensors of equal shapes on all ranks by their sums, in buckets, since each message takes time."""
-        bucket: list[Tensor] = []
-        for tensor in tensors:
-            bucket.append(tensor)
-            if sum(each.numel() for each in bucket) >= BUCKET:
-                _add_up(bucket)
-                bucket = []
-        if bucket:
-            _add_up(bucket)
 
     def gather(self, columns: Num[Tensor, "columns own"]) -> Num[Tensor, "columns all"]:
         """Join the ranks' columns, whose lengths may differ, one rank after the other, on the CPU."""
@@ -139,13 +124,6 @@ def deal_out(sizes: Sequence[int], ranks: int) -> list[int]:
         size, owners[index] = held[0]
         heapq.heapreplace(held, (size + sizes[index], owners[index]))
     return owners
-
-
-def _add_up(tensors: list[Tensor]) -> None:
-    joined = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(joined)
-    for tensor, total in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(total.view_as(tensor))
 
 
 ALONE = Mesh()

@@ -1,6 +1,6 @@
 """Metrics of an update: flat names, plain floats. A metric without observations is left out.
 
-Turns count from 1 in the names (`success/turn_1`), without those that answer nothing, such as calls of tools. Token
+Turns count from 1 in the names (`trained/turn_1`), without those that answer nothing, such as calls of tools. Token
 metrics are means over action tokens.
 """
 
@@ -25,6 +25,7 @@ BINS = 30
 def sample_metrics(samples: Sequence[Sample], version: int | None, most: float | None = None) -> Metrics:
     """Compute the metrics that depend on the data alone, not on the weights.
 
+    `trained/turn_k`: the share of right turns.
     `success/fix_rate`: among the wrong turns that another turn follows, the fraction with a right next turn.
     `success/break_rate`: among the right turns that another turn follows, the fraction with a wrong next turn.
     `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
@@ -56,7 +57,7 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
         "share/zero_variance": float(np.mean([*without_variance(returns).values()])),
         **({} if version is None else {f"staleness/{name}": float(version - of) for name, of in newest_first.items()}),
-        "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
+        "tokens/trained": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(versions)),
         "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),
         "trained/return": float(np.mean([sample.earned for sample in samples])),
@@ -75,7 +76,7 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     """Compute how the models changed at the tokens in the loss, from the training passes.
 
     Means are over action tokens. What an algorithm's loss returns in `LossOutputs.metrics` is `policy/NAME`.
-    `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
+    `policy/kl_behaviour`, `policy/kl`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
     `policy/loss`: the minimised loss of a minibatch without the critic's, in the mean over minibatches.
     `policy/first_clip_fraction`: the fraction of the first minibatch that was clipped, if ratios are to the engine's
@@ -111,7 +112,7 @@ def step_metrics(steps: Sequence[Step], *, recomputed: bool) -> Metrics:
     if "clipped" in first and not recomputed:
         metrics["policy/first_clip_fraction"] = first["clipped"].mean()
     if recomputed:
-        metrics["policy/kl_proximal"] = _k3(of["proximal"], of["logp"])
+        metrics["policy/kl"] = _k3(of["proximal"], of["logp"])
     if "weight" in of:
         weight = of["weight"]
         sum_of_squares = (weight**2).sum().clamp(min=1e-300)  # all weights may be masked
@@ -150,7 +151,7 @@ def _sizes(steps: Sequence[Step]) -> Metrics:
         "tokens/padding_share": 1 - computed / sum(step.padded_tokens for step in steps),
         "tokens/shared_share": 1 - computed / sum(step.tokens for step in steps),
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
-        "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
+        "grad_norm": float(np.mean([step.grad_norm for step in steps])),
     }
 
 
@@ -194,7 +195,7 @@ def histograms(
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
-    paid = {"success": [each.successes for each in samples], "reward": [each.rewards for each in samples]}
+    paid = {"trained": [each.successes for each in samples], "reward": [each.rewards for each in samples]}
     turns = [_graded(sample) for sample in samples]
     return {
         f"{name}/turn_{number}": float(np.mean(values))

@@ -4,19 +4,21 @@ Logprobs are computed without the logits of all tokens in memory at once. A pass
 for each action token.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from storage.errors import first_few
 from tasks.train.batches import Batching, Places, Rows, arrange, cut, find_places, pieces
 from tasks.train.experts import give_experts
-from tasks.train.kernels import float32_logits
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import within
 
@@ -61,18 +63,16 @@ def hidden_states(
     A padded batch may be wider than the model's context: `with_last` leaves out the columns beyond it.
 
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
-    the left. Trees have a mask, packed rows the ends of their sequences.
+    the left. Trees have a mask.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
-    end = context if with_last or rows.ends is not None else -1
-    ends = {} if rows.ends is None else {"cu_seq_lens_q": rows.ends, "max_length_q": rows.longest}
+    end = context if with_last else -1
     give_experts(model, None if rows.experts is None else rows.experts[:, :end])
     outputs = model.base_model(
         input_ids=rows.tokens[:, :end],
         position_ids=None if rows.positions is None else rows.positions[:, :end],
         attention_mask=None if rows.mask is None else rows.mask[:, :, :end, :end],
         use_cache=False,
-        **ends,
     )
     states: Tensor = outputs.last_hidden_state
     return states
@@ -116,7 +116,7 @@ def read_out(
 def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Float[Tensor, "actions vocabulary"]:
     """Compute logits [A, V] from hidden states [A, H], in the format of the head's weights also under autocast.
 
-    In training these are float32: large logits in bfloat16 have errors of 0.03. Factors may be rounded (`kernels.py`).
+    In training these are float32: large logits in bfloat16 have errors of 0.03. `float32_logits` rounds factors.
     """
     rounded = torch.is_autocast_enabled(states.device.type)
     with torch.autocast(states.device.type, enabled=False):
@@ -125,6 +125,42 @@ def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Fl
             return float32_logits(states.float(), weight)
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits
+
+
+def float32_logits(states: Float[Tensor, "actions width"], weight: Float[Tensor, "vocabulary width"]) -> Tensor:
+    """Compute `states weight^T` in float32 from rounded factors: to 10 bits on a GPU (TF32), to bfloat16's 7 on a CPU.
+
+    For hidden states that have the errors of bfloat16, as do the weights of the server. With AMX a CPU is twice as fast
+    as in float32; one that does not multiply in bfloat16 does not round.
+    """
+    logits: Tensor = _OfRoundedFactors.apply(states, weight)  # type: ignore[no-untyped-call]
+    return logits
+
+
+class _OfRoundedFactors(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        with _rounding(states.device):
+            return states @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        states, weight = ctx.saved_tensors
+        with _rounding(states.device):
+            return gradient @ weight, gradient.t() @ states
+
+
+@contextmanager
+def _rounding(device: torch.device) -> Iterator[None]:
+    """Allow rounded factors here only: elsewhere it would round positions in rotations, and the canary."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ same numbers with the same number of threads always give the same bits.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import attach, empty_model, load_model, save, stored_name
 from tasks.train.batches import Places, Rows, batching_for, is_plain
-from tasks.train.experts import FileNames, refuse_noise, replay_routing
-from tasks.train.kernels import accelerate, round_factors, suits
+from tasks.train.experts import in_files, read_rows, refuse_noise, replay_routing
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Logprobs, Tokens
@@ -50,9 +50,8 @@ def load_policy(folder: Path, train: Train, mesh: Mesh = ALONE, adapter: Path | 
     if mesh.size == 1:
         return set_up(load_model(folder, adapter), train)
     model, device, stored = empty_model(folder), device_of(train), StoredTensors(folder, "model")
-    files = FileNames(model)
     stored_buffers = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
-    expected = {of_file for name, value in model.named_parameters() for of_file in files.split(name, value)}
+    expected = {of_file for name, value in model.named_parameters() for of_file in in_files(model, name, value)}
     if others := stored_buffers | expected - stored.names:
         raise ValueError(
             f"{folder} has no weights {min(others)} ({len(others)} in all): models whose files name other weights than "
@@ -68,7 +67,8 @@ def load_policy(folder: Path, train: Train, mesh: Mesh = ALONE, adapter: Path | 
     def read(name: str, start: int, end: int) -> Tensor:
         if of_adapter and stored_name(name) in of_adapter.names:
             return of_adapter.rows(stored_name(name), start, end)
-        return files.rows(stored, name.replace(".base_layer.", "."), start, end).float()
+        shape = model.get_parameter(name).shape
+        return read_rows(model, stored, name.replace(".base_layer.", "."), shape, start, end).float()
 
     fill(model, read, device)
     return model
@@ -88,13 +88,10 @@ def set_up(policy: PreTrainedModel, train: Train) -> PreTrainedModel:
 
 
 def _for_training(policy: PreTrainedModel, device: torch.device, train: Train) -> PreTrainedModel:
-    plain = is_plain(policy.config)
-    if plain and suits(device, train):
-        accelerate(policy, train)
-    elif device.type == "cpu":
+    if device.type == "cpu":
         use_onednn(policy.base_model)
-        if plain and train.kernels == "auto":  # the output layer of other models may have a bias
-            round_factors(policy)
+    if is_plain(policy.config):  # the output layer of other models may have a bias
+        policy.get_output_embeddings().rounds_factors = True  # under autocast, see `passes.float32_logits`
     if train.gradient_checkpointing:
         refuse_noise(policy)
         policy.gradient_checkpointing_enable({"use_reentrant": False})
@@ -110,7 +107,7 @@ def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> Non
     if mesh.size == 1:
         model.save_pretrained(folder, max_shard_size="1TB")
         return
-    save_tensors(folder, "model", dict(model.named_parameters()), mesh, FileNames(model).split)
+    save_tensors(folder, "model", dict(model.named_parameters()), mesh, partial(in_files, model))
     if mesh.rank == 0:
         config = copy.deepcopy(model.config)
         config.architectures, config.dtype = [class_of(model).__name__], "float32"

@@ -33,7 +33,7 @@ _WITHIN = "_within"
 
 
 def shard(module: nn.Module, mesh: Mesh) -> None:
-    """Divide the parameters of a model, or of a part of one, among the ranks, unless each has a copy of its own.
+    """Divide the parameters of a model, or of a part of one, among the ranks of each copy, if there are several ranks.
 
     Gradients are summed over the ranks, not averaged: each token's share of the loss is already divided by the number
     of tokens in the whole minibatch.

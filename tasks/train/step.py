@@ -1,7 +1,7 @@
 """One optimizer step on a minibatch."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,14 +10,13 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from configs.train import Optimizer
 from tasks.train.batches import Columns, MicroBatch, Minibatch
 from tasks.train.components import Component, LossInputs, Normaliser, checked
 from tasks.train.mesh import Mesh
 from tasks.train.passes import action_logprobs, hidden_states, predicting, refuse_broken
 from tasks.train.samples import Sample
 from tasks.train.sharding import reduce_gradients, whole, within
-from tasks.train.train_state import TrainState
+from tasks.train.train_state import Critic, TrainState
 
 OfTokens = dict[str, Tensor]
 """The numbers of training passes for their A tokens in the loss, by name: tensors [A] of float64.
@@ -35,15 +34,8 @@ def gathered(passes: Sequence[OfTokens], mesh: Mesh) -> OfTokens:
     return dict(zip(passes[0], mesh.gather(torch.stack(own)), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A component in a minibatch: its normaliser is that of the whole minibatch."""
-
-    component: Component
-    normaliser: float
-
-
-Terms = Mapping[str, Term]
+Terms = Mapping[str, Component]
+"""The components in a minibatch, whose normalisers are numbers, those of the whole minibatch."""
 _OF_LARGEST = 1e-3
 """If the gradient is not finite, the trajectories with this share of the largest gradient of a token are named."""
 
@@ -51,7 +43,7 @@ _OF_LARGEST = 1e-3
 def terms_of(
     components: Mapping[str, Component], samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int]
 ) -> Terms:
-    """Compute the normaliser of each component for the samples at `indices`."""
+    """Replace the normaliser of each component by its number for the samples at `indices`."""
 
     def normaliser(name: str, per: Normaliser) -> float:
         if isinstance(per, float | int):
@@ -61,7 +53,7 @@ def terms_of(
             counts = [n + len(columns[index].observations) for n, index in zip(counts, indices, strict=True)]
         return float(max(1, sum(counts) if per == "tokens" else np.count_nonzero(counts)))
 
-    return {name: Term(component, normaliser(name, component.per)) for name, component in components.items()}
+    return {name: replace(each, per=normaliser(name, each.per)) for name, each in components.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,132 +68,119 @@ class Step:
     padded_tokens: int  # in the forward passes, with padding
 
 
-class Stepper:
-    """Optimizer steps on a train state.
+def take_step(state: TrainState, minibatch: Minibatch, samples: Sequence[Sample], terms: Terms, version: int) -> Step:
+    """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
+
+    Gradients are summed over the micro-batches and the ranks. The normalisers in `terms` are those of the whole
+    minibatch, so padding, the cut into micro-batches, the number of ranks and the order of rows do not matter.
 
     Args:
-        train_state: the state that the steps change.
-        optimizer: gradient clipping.
-        factor: the factor of all learning rates, as a function of the number of steps taken.
-        temperature: the temperature at which the tokens were sampled.
+        state: the state that the step changes.
+        minibatch: this rank's micro-batches, of which all ranks have equally many.
+        samples: all samples, of which error messages name some.
+        terms: the components of the loss.
+        version: policy version before the update, which decides the learning rates.
+
+    Raises:
+        ValueError: a loss or gradient is not finite; nothing was changed.
     """
+    critic, mesh = state.critic, state.mesh
+    for adamw in state.optimizers:
+        adamw.zero_grad(set_to_none=True)
+    counts = [
+        [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0] for batch in minibatch
+    ]
+    tokens, computed, padded = mesh.total(torch.tensor(counts).sum(0)).tolist()
+    passes = list[OfTokens]()
+    for batch in minibatch:
+        reduce_gradients(state.modules, last=batch is minibatch[-1])
+        passes.append(_accumulate(state, batch, terms))
+    result = gathered(passes, mesh)
+    # Checked first: a ratio that overflows must not end the run.
+    limit = state.algorithm.early_stop
+    too_far = limit is not None and result["ratio"].mean().item() > limit
+    stopped = bool(state.mesh.total(torch.tensor(int(too_far))))
+    if not stopped:
+        _refuse_not_finite("losses", samples, result, result["loss"])
+    if critic:
+        _refuse_not_finite("value losses", samples, result, result["value_loss"])
+    own = critic.parameters() if critic and critic.own is not None else []
+    head = critic.parameters() if critic and critic.own is None else []
+    shared = [*state.model.parameters(), *head]
+    gradients = ([each.grad for each in parameters if each.grad is not None] for parameters in (shared, own))
+    norm, own_norm = (state.mesh.as_first(whole(get_total_norm(each))) for each in gradients)
+    size = result["gradient"].abs().nan_to_num(torch.inf)
+    for each in (own_norm,) if stopped else (norm, own_norm):
+        _refuse_not_finite("gradients", samples, result, each.cpu().where(size >= _OF_LARGEST * size.max(), 0.0))
+    state.steps += 1
+    if not stopped:
+        _apply(state, state.adamw, shared, norm, version)
+    if critic and critic.adamw:
+        _apply(state, critic.adamw, own, own_norm, version)
+    return Step(result, norm.item(), stopped, tokens, computed, padded)
 
-    def __init__(
-        self, train_state: TrainState, optimizer: Optimizer, factor: Callable[[int], float], temperature: float
-    ) -> None:
-        self._train_state, self._knobs, self._temperature = train_state, optimizer, temperature
-        self._algorithm, self._mesh, self._factor = train_state.algorithm, train_state.mesh, factor
 
-    def take(self, minibatch: Minibatch, samples: Sequence[Sample], terms: Terms) -> Step:
-        """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
+def _apply(
+    state: TrainState, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor, version: int
+) -> None:
+    clip_grads_with_norm_(parameters, state.config.optimizer.max_grad_norm, norm)
+    for group in adamw.param_groups:
+        group["lr"] = state.learning_rate(group["part"]) * state.factor(version)
+    adamw.step()
 
-        Gradients are summed over the micro-batches and the ranks. The normalisers in `terms` are those of the whole
-        minibatch, so padding, the cut into micro-batches, the number of ranks and the order of rows do not matter.
 
-        Args:
-            minibatch: this rank's micro-batches, of which all ranks have equally many.
-            samples: all samples, of which error messages name some.
-            terms: the components of the loss.
+def _accumulate(state: TrainState, batch: MicroBatch, terms: Terms) -> OfTokens:
+    """Add the gradients of the micro-batch's loss."""
+    critic, model = state.critic, state.model
+    read = partial(action_logprobs, model, batch.rows, batch.places, state.config.sampling.temperature)
+    with state.precision():
+        states, logp, entropy = within(model, lambda: read(entropy_gradient=state.algorithm.entropy_gradient))
+    # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
+    proximal = logp.detach() if batch.proximal is None else batch.proximal
+    given = batch.behaviour, proximal, batch.advantages, batch.sequences, batch.reference
+    inputs = LossInputs(logp, entropy, *given)
+    columns = {"samples": batch.samples, "sampled": batch.sampled, "behaviour": batch.behaviour}
+    columns |= {"proximal": proximal, "logp": logp, "entropy": entropy, "loss": torch.zeros_like(logp)}
+    if batch.reference is not None:
+        columns["reference"] = batch.reference
+    total, last = logp.new_zeros(()), "value" if critic and critic.own is not None else None
+    for name, term in terms.items():
+        if name != last:
+            if name == "value":
+                inputs = _with_values(critic, inputs, states, batch)
+            total = total + _add(columns, name, term, inputs, batch.weights[name])
+    logp.retain_grad()
+    total.backward()
+    columns["gradient"] = torch.zeros_like(logp) if logp.grad is None else logp.grad
+    if critic and critic.own is not None:  # after the policy's backward pass, which frees its memory
+        own = critic.own
+        with state.precision():
+            states = within(own, lambda: predicting(hidden_states(own, batch.rows), batch.places))
+        inputs = _with_values(critic, inputs, states, batch)
+        _add(columns, "value", terms["value"], inputs, batch.weights["value"]).backward()
+    return {name: values.detach().double() for name, values in columns.items()}
 
-        Raises:
-            ValueError: a loss or gradient is not finite; nothing was changed.
-        """
-        train_state, critic = self._train_state, self._train_state.critic
-        for adamw in train_state.optimizers:
-            adamw.zero_grad(set_to_none=True)
-        counts = [
-            [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
-            for batch in minibatch
-        ]
-        tokens, computed, padded = self._mesh.total(torch.tensor(counts).sum(0)).tolist()
-        result = gathered([*self._passes(minibatch, terms)], self._mesh)
-        # Checked first: a ratio that overflows must not end the run.
-        limit = self._algorithm.early_stop
-        too_far = limit is not None and result["ratio"].mean().item() > limit
-        stopped = bool(self._mesh.total(torch.tensor(int(too_far))))
-        if not stopped:
-            _refuse_not_finite("losses", samples, result, result["loss"])
-        if critic:
-            _refuse_not_finite("value losses", samples, result, result["value_loss"])
-        own = critic.parameters() if critic and critic.own is not None else []
-        head = critic.parameters() if critic and critic.own is None else []
-        shared = [*train_state.model.parameters(), *head]
-        gradients = ([each.grad for each in parameters if each.grad is not None] for parameters in (shared, own))
-        norm, own_norm = (self._mesh.as_first(whole(get_total_norm(each))) for each in gradients)
-        size = result["gradient"].abs().nan_to_num(torch.inf)
-        for each in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", samples, result, each.cpu().where(size >= _OF_LARGEST * size.max(), 0.0))
-        train_state.steps += 1
-        if not stopped:
-            self._apply(train_state.adamw, shared, norm)
-        if critic and critic.adamw:
-            self._apply(critic.adamw, own, own_norm)
-        return Step(result, norm.item(), stopped, tokens, computed, padded)
 
-    def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
-        clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
-        for group in adamw.param_groups:
-            group["lr"] = group["full_lr"] * self._factor(self._train_state.steps)
-        adamw.step()
+def _add(columns: OfTokens, name: str, term: Component, inputs: LossInputs, weights: Tensor) -> Tensor:
+    """Add the numbers of a component to `columns`, and return its part of the minibatch's loss."""
+    has_it = weights != 0
+    given = inputs if has_it.all() else inputs.of(has_it)
+    outputs = checked(term.loss(given), given, name)
+    loss = term.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
+    if name == "value":
+        columns["value_loss"] = _spread(outputs.loss, has_it)
+    else:
+        columns["loss"] = columns["loss"] + loss.detach() / term.per
+    columns |= {key: _spread(values, has_it) for key, values in outputs.metrics.items()}
+    total: Tensor = loss.sum() / term.per
+    return total
 
-    def _passes(self, minibatch: Minibatch, terms: Terms) -> Iterator[OfTokens]:
-        """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
-        for batch in minibatch:
-            reduce_gradients(self._train_state.modules, last=batch is minibatch[-1])
-            yield self._accumulate(batch, terms)
-        if self._mesh.size > 1 and self._mesh.devices is None:
-            groups = [group for adamw in self._train_state.optimizers for group in adamw.param_groups]
-            gradients = (parameter.grad for group in groups for parameter in group["params"])
-            self._mesh.add_up(gradient for gradient in gradients if gradient is not None)
 
-    def _accumulate(self, batch: MicroBatch, terms: Terms) -> OfTokens:
-        """Add the gradients of the micro-batch's loss."""
-        critic, model = self._train_state.critic, self._train_state.model
-        read = partial(action_logprobs, model, batch.rows, batch.places, self._temperature)
-        with self._train_state.precision():
-            states, logp, entropy = within(model, lambda: read(entropy_gradient=self._algorithm.entropy_gradient))
-        # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
-        proximal = logp.detach() if batch.proximal is None else batch.proximal
-        given = batch.behaviour, proximal, batch.advantages, batch.sequences, batch.reference
-        inputs = LossInputs(logp, entropy, *given)
-        columns = {"samples": batch.samples, "sampled": batch.sampled, "behaviour": batch.behaviour}
-        columns |= {"proximal": proximal, "logp": logp, "entropy": entropy, "loss": torch.zeros_like(logp)}
-        if batch.reference is not None:
-            columns["reference"] = batch.reference
-        total, last = logp.new_zeros(()), "value" if critic and critic.own is not None else None
-        for name, term in terms.items():
-            if name != last:
-                if name == "value":
-                    inputs = self._with_values(inputs, states, batch)
-                total = total + self._add(columns, name, term, inputs, batch.weights[name])
-        logp.retain_grad()
-        total.backward()
-        columns["gradient"] = torch.zeros_like(logp) if logp.grad is None else logp.grad
-        if critic and critic.own is not None:  # after the policy's backward pass, which frees its memory
-            own = critic.own
-            with self._train_state.precision():
-                states = within(own, lambda: predicting(hidden_states(own, batch.rows), batch.places))
-            inputs = self._with_values(inputs, states, batch)
-            self._add(columns, "value", terms["value"], inputs, batch.weights["value"]).backward()
-        return {name: values.detach().double() for name, values in columns.items()}
-
-    def _add(self, columns: OfTokens, name: str, term: Term, inputs: LossInputs, weights: Tensor) -> Tensor:
-        """Add the numbers of a component to `columns`, and return its part of the minibatch's loss."""
-        has_it = weights != 0
-        given = inputs if has_it.all() else inputs.of(has_it)
-        outputs = checked(term.component.loss(given), given, name)
-        loss = term.component.coefficient * _spread(weights[has_it] * outputs.loss, has_it)
-        if name == "value":
-            columns["value_loss"] = _spread(outputs.loss, has_it)
-        else:
-            columns["loss"] = columns["loss"] + loss.detach() / term.normaliser
-        columns |= {key: _spread(values, has_it) for key, values in outputs.metrics.items()}
-        return loss.sum() / term.normaliser
-
-    def _with_values(self, inputs: LossInputs, states: Float[Tensor, "actions width"], batch: MicroBatch) -> LossInputs:
-        assert self._train_state.critic
-        values = self._train_state.critic.read(states)
-        return inputs._replace(values=values, old_values=batch.values, returns=batch.returns)
+def _with_values(
+    critic: Critic | None, inputs: LossInputs, states: Float[Tensor, "actions width"], batch: MicroBatch
+) -> LossInputs:
+    assert critic
+    return inputs._replace(values=critic.read(states), old_values=batch.values, returns=batch.returns)
 
 
 def _spread(values: Tensor, has_it: Bool[Tensor, " tokens"]) -> Shaped[Tensor, " tokens"]:

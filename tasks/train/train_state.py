@@ -17,7 +17,7 @@ pickled.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,17 +29,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from configs.algorithm_parts import Critic as CriticKnobs
+from configs import Config
 from configs.algorithms import Algorithm as AlgorithmKnobs
 from configs.policy import LoRA
-from configs.train import Optimizer, Train
+from configs.train import Train
 from storage.versions import model_files
 from storage.versions.weights import switched_off
+from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
-from tasks.train.batches import Places, Rows
+from tasks.train.batches import Batching, Places, Rows, batching_for
 from tasks.train.experts import replay_routing
 from tasks.train.mesh import Mesh
-from tasks.train.optimizer import MOMENTS, bring_home, make_adamw
+from tasks.train.optimizer import MOMENTS, factor, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
 from tasks.train.sharding import StoredTensors, like, save_tensors, shard, within
@@ -98,23 +99,11 @@ class Critic:
     Args:
         policy: the policy in training, whose hidden states a value head reads.
         version_0: folder of policy version 0; a model of its own starts from these weights.
-        knobs: those of the critic.
-        train: how models are computed.
-        optimizer: the policy's knobs; a model of its own gets another AdamW with these knobs.
+        config: the run's configuration, with a critic. A model of its own gets an AdamW of its own.
         mesh: the ranks that share it.
     """
 
-    def __init__(
-        self,
-        policy: PreTrainedModel,
-        version_0: Path,
-        knobs: CriticKnobs,
-        train: Train,
-        optimizer: Optimizer,
-        mesh: Mesh,
-    ) -> None:
-        self.knobs = knobs
-        self.lr = self.knobs.lr or optimizer.lr
+    def __init__(self, policy: PreTrainedModel, version_0: Path, config: Config, mesh: Mesh) -> None:
         self.own: PreTrainedModel | None = None
         self.adamw: torch.optim.AdamW | None = None
         """The optimizer of a model of its own; None for a head on the policy, which the policy's optimizer steps."""
@@ -124,9 +113,9 @@ class Critic:
         nn.init.zeros_(self.head.bias)
         self.head.to(policy.device)
         shard(self.head, mesh)
-        if self.knobs.model == "own":
-            self.own = load_policy(version_0, train, mesh)
-            self.adamw = make_adamw([(self.lr, self.parameters())], optimizer, train.moments)
+        if config.algorithm.critic and config.algorithm.critic.model == "own":
+            self.own = load_policy(version_0, config.train, mesh)
+            self.adamw = make_adamw({"critic": self.parameters()}, config.optimizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over the parameters of the critic alone, without the output layer of a language model."""
@@ -148,19 +137,19 @@ class Critic:
 
 @dataclass(slots=True)
 class TrainState:
-    """The policy, its optimizer, critic and reference policy, the RNG and the counts."""
+    """The policy, its optimizer, critic and reference policy, the RNG and the counts; and what they are trained by."""
 
+    config: Config  # an update may be made by another one: learning rates and bounds may change while a run lasts
     algorithm: Algorithm
-    knobs: Train
+    mesh: Mesh
     model: PreTrainedModel
     critic: Critic | None
     reference: PreTrainedModel | None  # policy version 0, or the moving average of all versions, which starts from it.
     # None with an adapter: `reference_scorer` switches it off
     adamw: torch.optim.AdamW  # optimizer of the policy and of a value head on it
-    mesh: Mesh
     generator: torch.Generator  # used for minibatches only, so no other random draw can change them
-    steps: int  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     kl_ctl: float
+    steps: int = 0  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     lora: LoRA | None = None  # the knobs of the adapter, if only an adapter is trained
     teacher: PreTrainedModel | None = None
 
@@ -173,11 +162,15 @@ class TrainState:
         model = self.critic.own or self.model
         return self.critic.read(within(model, lambda: predicting(hidden_states(model, rows, with_last=True), places)))
 
-    def reference_scorer(self, temperature: float) -> TokenScorer | None:
+    def scorer(self, model: PreTrainedModel | None = None) -> TokenScorer:
+        """Return the function that computes logprobs under a model, or under the policy, as they were sampled."""
+        return logprob_scorer(model or self.model, self.config.sampling.temperature)
+
+    def reference_scorer(self) -> TokenScorer | None:
         """Return the function that computes logprobs under the reference policy; None if there is none."""
         if self.reference or not (self.lora and self.algorithm.knobs.keeps_reference):
-            return logprob_scorer(self.reference, temperature) if self.reference else None
-        score = logprob_scorer(self.model, temperature)
+            return self.scorer(self.reference) if self.reference else None
+        score = self.scorer()
 
         def without_adapter(rows: Rows, places: Places) -> Tensor:
             with switched_off(self.model):
@@ -190,8 +183,22 @@ class TrainState:
 
         Without its cache, which would keep a bfloat16 copy of every layer's weights on each rank.
         """
-        enabled = self.knobs.autocast == "bfloat16"
+        enabled = self.config.train.autocast == "bfloat16"
         return torch.autocast(self.model.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    @property
+    def batching(self) -> Batching:
+        """The way in which passes of the models are cut."""
+        return batching_for(self.model, self.config.train, self.mesh)
+
+    def factor(self, version: int) -> float:
+        """Return the factor of the learning rates at the present step, in the update of a policy version."""
+        return factor(self.config.optimizer, version, self.config.run.iterations, self.steps)
+
+    def learning_rate(self, part: str) -> float:
+        """Return the learning rate of a part (`policy`, `critic`) after warm-up and before decay."""
+        critic = self.config.algorithm.critic
+        return (part == "critic" and critic and critic.lr) or self.config.optimizer.lr
 
     @property
     def optimizers(self) -> list[torch.optim.AdamW]:
@@ -206,74 +213,56 @@ class TrainState:
 
 
 def load_train_state(
-    model: Path,
-    state: Path | None,
-    version_0: Path | None,
-    seed: int,
-    algorithm: Algorithm,
-    train: Train,
-    optimizer: Optimizer,
+    config: Config,
     mesh: Mesh,
+    model: Path,
+    state: Path | None = None,
+    version_0: Path | None = None,
     adapter: Path | None = None,
     teacher: tuple[Path, Path | None] | None = None,
 ) -> TrainState:
     """Read what `save_train_state` wrote.
 
     Args:
+        config: the run's configuration.
+        mesh: the ranks that share the models.
         model: folder of the policy.
-        state: folder of the rest of the state; None: start a new state, with an RNG seeded by `seed`.
+        state: folder of the rest of the state; None: start a new state, with an RNG seeded by `run.seed`.
         version_0: folder of that policy version, from which a reference policy or a critic of its own starts. None:
             `model`.
-        seed: seed of a new RNG.
-        algorithm: the algorithm.
-        train: how models are computed.
-        optimizer: the optimizer's knobs.
-        mesh: the ranks that share the models.
         adapter: folder of the policy's adapter, which alone is trained then.
-        teacher: folders of a teacher and of its adapter, if it has one.
+        teacher: folders of a model that the algorithm distils, and of its adapter, if it has one.
 
     Raises:
-        ValueError: a folder holds no model.
+        ValueError: a folder holds the wrong files.
         FileNotFoundError: the state was saved with other settings of `algorithm`.
     """
-    knobs = algorithm.knobs
+    knobs, train = config.algorithm, config.train
     fixed_reference = knobs.keeps_reference and knobs.kl.reference == "fixed"
     assert version_0 or adapter or state is None or not fixed_reference, "the policy would be compared with itself"
     policy, begin = load_policy(model, train, mesh, adapter), version_0 or model
     if train.routing_replay:
         replay_routing(policy)
-    critic = Critic(policy, begin, knobs.critic, train, optimizer, mesh) if knobs.critic else None
-    parameters = [(optimizer.lr, list(trained(policy).values()))]
+    critic = Critic(policy, begin, config, mesh) if knobs.critic else None
+    parts: dict[str, Iterable[nn.Parameter]] = {"policy": trained(policy).values()}
     if critic and critic.own is None:
-        parameters.append((critic.lr, critic.parameters()))
+        parts["critic"] = critic.parameters()
     train_state = TrainState(
-        algorithm=algorithm,
-        knobs=train,
+        config=config,
+        algorithm=make_algorithm(knobs, config.sampling.max_new_tokens),
+        mesh=mesh,
         model=policy,
         critic=critic,
         lora=model_files.read_adapter(adapter) if adapter else None,
         reference=_frozen(begin, train, mesh) if knobs.keeps_reference and not adapter else None,
-        adamw=make_adamw(parameters, optimizer, train.moments),
-        mesh=mesh,
-        generator=torch.Generator().manual_seed(seed),
-        steps=0,
+        adamw=make_adamw(parts, config.optimizer),
+        generator=torch.Generator().manual_seed(config.run.seed),
         kl_ctl=knobs.kl.kl_ctl,
         teacher=_frozen(teacher[0], train, mesh, teacher[1]) if teacher else None,
     )
     if state is not None:
         _restore(train_state, state)
     return train_state
-
-
-def set_knobs(train_state: TrainState, algorithm: Algorithm, optimizer: Optimizer) -> None:
-    """Set learning rates and bounds, which may change while a run lasts; weights, moments and counts stay."""
-    train_state.algorithm, critic = algorithm, train_state.critic
-    if critic and algorithm.knobs.critic:
-        critic.knobs, critic.lr = algorithm.knobs.critic, algorithm.knobs.critic.lr or optimizer.lr
-    of_policy = {id(parameter) for parameter in trained(train_state.model).values()}
-    for group in (group for adamw in train_state.optimizers for group in adamw.param_groups):
-        is_policy = id(group["params"][0]) in of_policy
-        group["full_lr"] = optimizer.lr if is_policy or not critic else critic.lr
 
 
 def _frozen(folder: Path, train: Train, mesh: Mesh, adapter: Path | None = None) -> PreTrainedModel:
@@ -369,7 +358,6 @@ def _restore_moments(named: Mapping[str, nn.Parameter], adamw: torch.optim.AdamW
     for name, parameter in named.items():
         moments = {key: like(parameter, partial(stored.rows, f"{key}/{name}")) for key in MOMENTS}
         adamw.state[parameter] = {"step": stored.read(f"step/{name}").to(parameter.device), **moments}
-        bring_home(adamw, parameter)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,31 +13,26 @@ import numpy as np
 import torch
 
 from configs import Config
-from configs.score import Reward
-from configs.score import Score as ScoreSettings
-from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from storage.visible import Fleeting
 from tasks.tables.words import is_trainable
 from tasks.train.algorithms import make_algorithm
-from tasks.train.algorithms.algorithm import Algorithm
-from tasks.train.batches import Batching, Columns, batching_for, draw_minibatches, make_minibatch
+from tasks.train.batches import Columns, draw_minibatches, make_minibatch
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import gradient_shares, histograms, sample_metrics, step_metrics
-from tasks.train.optimizer import factor
 from tasks.train.orders import Progress
-from tasks.train.passes import broken, logprob_scorer, mean_kl, refuse_broken, score_action_tokens
+from tasks.train.passes import broken, mean_kl, refuse_broken, score_action_tokens
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders
-from tasks.train.samples import MATH_VERIFY, Sample, build_samples, check_sampled, within_staleness
-from tasks.train.step import Step, Stepper, terms_of
-from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state, set_knobs
+from tasks.train.samples import Sample, build_samples, check_sampled, within_staleness
+from tasks.train.step import Step, take_step, terms_of
+from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
 
-NO_UPDATE = ("trajectories", "tokens/all", "seconds/prepare", "seconds/update")
+NO_UPDATE = ("trajectories", "tokens/trained", "time/prepare", "time/update")
 """Names of the metrics, all 0, of an update that had nothing to train on."""
 
 
@@ -68,77 +63,32 @@ class Trainer:
     the same number of threads, the same state and the same rows give the same weights bit for bit, in any process.
 
     Args:
-        algorithm: what each token gets, and the policy loss.
-        train: how updates are computed.
-        optimizer: the knobs of AdamW and of its schedule.
-        reward: how scores become rewards.
-        temperature: the temperature at which the trajectories were sampled.
-        max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
-            limit.
+        config: the run's configuration.
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
-        scorers: who gave the scores.
-        updates: number of updates of the whole run, over which the learning rate follows its schedule.
-        mixture: whether the sources of problems are members of a mixture, which share the learning.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        train: Train,
-        optimizer: Optimizer,
-        reward: Reward,
-        temperature: float = 1.0,
-        max_head_offpolicyness: int | None = None,
-        mesh: Mesh = ALONE,
-        scorers: ScoreSettings = MATH_VERIFY,
-        updates: int = 1,
-        mixture: bool = False,
-    ) -> None:
-        self._algorithm, self._knobs, self._optimizer, self._reward = algorithm, train, optimizer, reward
-        self._temperature, self._updates, self._mixture = temperature, updates, mixture
-        self._scorers, self._max_staleness, self._mesh = scorers, max_head_offpolicyness, mesh
+    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
+        self._config, self._mesh = config, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
         """The committed version whose weights are loaded. The caller sets it; an update resets it to None."""
 
-    @classmethod
-    def of(cls, config: Config, mesh: Mesh = ALONE) -> "Trainer":
-        """Make the trainer of a run."""
-        oldest, temperature = config.rollout.max_head_offpolicyness, config.sampling.temperature
-        algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
-        mixture = bool(config.problems.members)
-        return cls(
-            *(algorithm, config.train, config.optimizer, config.reward, temperature, oldest, mesh),
-            *(config.score, config.run.iterations, mixture),
-        )
-
     def load(
         self,
         model: Path,
-        state: Path | None,
-        seed: int,
+        state: Path | None = None,
         version_0: Path | None = None,
         adapter: Path | None = None,
         teacher: tuple[Path, Path | None] | None = None,
     ) -> None:
-        """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
-
-        With the folder of an adapter, only the adapter is trained. Without `state` a new state starts, with an RNG
-        seeded by `seed`. `version_0` is the folder of that policy version; it is used if the algorithm `needs_first`.
-        None: `model`. `teacher` has the folders of a model that the algorithm distils, and of its adapter.
-
-        Raises:
-            ValueError: a folder holds the wrong files.
-        """
-        torch.set_num_threads(self._knobs.threads)
-        settings = self._algorithm, self._knobs, self._optimizer, self._mesh
-        self._loaded = load_train_state(model, state, version_0, seed, *settings, adapter, teacher)
+        """Load weights and the state that `save` wrote (see `load_train_state`). Set the number of torch threads."""
+        torch.set_num_threads(self._config.train.threads)
+        self._loaded = load_train_state(self._config, self._mesh, model, state, version_0, adapter, teacher)
 
     def reconfigure(self, config: Config) -> None:
         """Take over from a configuration of the same run what may differ: `FROM_NEXT_UPDATE`, the number of updates."""
-        self._algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
-        self._optimizer, self._updates = config.optimizer, config.run.iterations
-        set_knobs(self._train_state, self._algorithm, self._optimizer)
+        self._config = self._train_state.config = config
+        self._train_state.algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
@@ -180,10 +130,10 @@ class Trainer:
                 would have used it); the message names the trajectories.
         """
         self.holds = None
-        torch.set_num_threads(self._knobs.threads)
+        torch.set_num_threads(self._config.train.threads)
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        report = progress or (lambda _: None)
+        report, knobs, train_state = progress or (lambda _: None), self._config.train, self._train_state
         samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         for reason, number in left_out.items():
@@ -192,32 +142,31 @@ class Trainer:
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         sources = {row.trajectory_id: row.source for row in rows}
-        if self._mixture:
+        if self._config.problems.members:
             samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
-        train_state, start = self._train_state, time.perf_counter()
-        draw = partial(draw_minibatches, samples, self._knobs.minibatches, train_state.generator)
-        epochs = [draw() for _ in range(self._knobs.epochs)]
-        columns, prepared = Preparation(train_state, self._temperature, samples, report, taught).prepare(epochs)
+        start = time.perf_counter()
+        epochs = [draw_minibatches(samples, knobs.minibatches, train_state.generator) for _ in range(knobs.epochs)]
+        columns, prepared = Preparation(train_state, samples, report, taught or {}).prepare(epochs)
         middle = time.perf_counter()
         steps, of_steps = self._train(samples, columns, epochs, version, report)
         if not steps:
-            logger.warning(_NOTHING_CHOSEN, self._algorithm.knobs.type, len(samples))
+            logger.warning(_NOTHING_CHOSEN, self._config.algorithm.type, len(samples))
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
         follow(train_state, prepared.get("kl/trajectory"), len(samples))
         played_by = None if chosen else version
         return {
-            **sample_metrics(samples, played_by, self._reward.max_clip),
-            **step_metrics(steps, recomputed=self._algorithm.recomputes),
+            **sample_metrics(samples, played_by, self._config.reward.max_clip),
+            **step_metrics(steps, recomputed=train_state.algorithm.recomputes),
             **gradient_shares(samples, sources, steps),
             "histograms": histograms(samples, [column.advantages for column in columns], played_by, steps),
             **of_steps,
             **prepared,
             **counts,
-            "optimizer/lr": self._optimizer.lr * self._factor(version)(train_state.steps),
-            "tokens/per_second": sum(step.tokens for step in steps) / seconds,
-            "seconds/prepare": middle - start,
-            "seconds/update": seconds,
+            "lr": train_state.learning_rate("policy") * train_state.factor(version),
+            "tokens/trained_per_second": sum(step.tokens for step in steps) / seconds,
+            "time/prepare": middle - start,
+            "time/update": seconds,
             **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
         }
 
@@ -231,11 +180,10 @@ class Trainer:
         """
         if not (samples := self._built(trajectories, scores)):
             return None
-        loaded = load_policy(other, self._knobs, self._mesh, adapter)
-        train_state = self._train_state
-        batching = batching_for(train_state.model, self._knobs, self._mesh)
-        with train_state.precision():
-            return mean_kl(train_state.model, loaded, samples, self._temperature, batching)
+        state = self._train_state
+        loaded = load_policy(other, self._config.train, self._mesh, adapter)
+        with state.precision():
+            return mean_kl(state.model, loaded, samples, self._config.sampling.temperature, state.batching)
 
     @property
     def _train_state(self) -> TrainState:
@@ -250,9 +198,9 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter, and among rows that were `chosen` from the store an update may have only failed ones.
         """
-        oldest, scores = None if chosen else self._max_staleness, list(scores)
-        trainable = self._built(trajectories, scores, replay=self._knobs.routing_replay)
-        samples = trainable if oldest is None else within_staleness(trainable, version, oldest)
+        oldest, scores = self._config.rollout.max_head_offpolicyness, list(scores)
+        trainable = self._built(trajectories, scores, replay=self._config.train.routing_replay)
+        samples = trainable if chosen else within_staleness(trainable, version, oldest)
         check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
         failed, names = failed_by_graders(scores), [row.trajectory_id for row in trajectories if is_trainable(row)]
         named = [f"{name} ({failed[name]})" for name in names if name in failed]
@@ -261,7 +209,7 @@ class Trainer:
         left_out = {"too_old": len(trainable) - len(samples), "failed_verdict": len(named)}
         if not any(sample.in_loss.any() for sample in samples):
             if left_out["too_old"]:
-                most = f"more than rollout.max_head_offpolicyness={self._max_staleness} versions before {version}"
+                most = f"more than rollout.max_head_offpolicyness={oldest} versions before {version}"
                 old = f"{left_out['too_old']} of {len(trajectories)} trajectories were sampled {most}"
                 raise ValueError(f"{old}, and the others cannot be trained on: collect again")
             if not chosen and all(row.status == "failed" for row in trajectories):
@@ -276,26 +224,25 @@ class Trainer:
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        build = partial(build_samples, scorers=self._scorers, mask_truncated=self._knobs.mask_truncated)
-        return build(trajectories, scores, self._reward, replay=replay)
+        build = partial(build_samples, scorers=self._config.score, mask_truncated=self._config.train.mask_truncated)
+        return build(trajectories, scores, self._config.reward, replay=replay)
 
     def _train(
         self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress
     ) -> tuple[list[Step], dict[str, float]]:
         """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
-        train_state, steps, metrics = self._train_state, list[Step](), list[dict[str, float]]()
-        components = {name: self._algorithm.component(name) for name in columns[0].weights}
-        stepper = Stepper(train_state, self._optimizer, self._factor(version), self._temperature)
-        batching, total = batching_for(train_state.model, self._knobs, train_state.mesh), sum(map(len, epochs))
+        state, steps, metrics = self._train_state, list[Step](), list[dict[str, float]]()
+        components = {name: state.algorithm.component(name) for name in columns[0].weights}
+        total = sum(map(len, epochs))
         for indices in (indices for minibatches in epochs for indices in minibatches):
             present = columns
-            if self._algorithm.needs_current:
-                present, of_minibatch = self._reweighed(samples, columns, indices, batching)
+            if state.algorithm.needs_current:
+                present, of_minibatch = self._reweighed(samples, columns, indices)
                 metrics.append(of_minibatch)
-            minibatch = make_minibatch(samples, present, indices, batching)
+            minibatch = make_minibatch(samples, present, indices, state.batching)
             if not minibatch:
                 continue  # nothing in it has a weight, or the token limit cut all of its turns and they are masked
-            step = stepper.take(minibatch, samples, terms_of(components, samples, present, indices))
+            step = take_step(state, minibatch, samples, terms_of(components, samples, present, indices), version)
             steps.append(step)
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
@@ -304,22 +251,17 @@ class Trainer:
         return steps, {name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
 
     def _reweighed(
-        self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int], batching: Batching
+        self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int]
     ) -> tuple[list[Columns], dict[str, float]]:
         """Return the columns with the weights that the algorithm gives a minibatch by the present weights."""
-        train_state, chosen = self._train_state, sorted(indices)
-        with train_state.precision():
-            scorer = logprob_scorer(train_state.model, self._temperature)
-            current = score_action_tokens(scorer, samples, chosen, batching)
+        state, chosen = self._train_state, sorted(indices)
+        with state.precision():
+            current = score_action_tokens(state.scorer(), samples, chosen, state.batching)
         refuse_broken("logprobs", samples, broken(current.items()), "the step was not taken")
         reference = {index: values for index in chosen if (values := columns[index].reference) is not None}
-        factors, metrics = self._algorithm.reweigh({i: samples[i] for i in chosen}, current, reference)
+        factors, metrics = state.algorithm.reweigh({i: samples[i] for i in chosen}, current, reference)
         present = list(columns)
         for index, of_sample in factors.items():
             weights = {name: values * of_sample for name, values in columns[index].weights.items()}
             present[index] = replace(columns[index], weights=weights)
         return present, metrics
-
-    def _factor(self, version: int) -> Callable[[int], float]:
-        """Return the factor of the learning rates as a function of the steps, in the update of a policy version."""
-        return partial(factor, self._optimizer, version, self._updates)

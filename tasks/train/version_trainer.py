@@ -6,10 +6,9 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +26,9 @@ from storage.versions.fetch import WEIGHTS, fetch, fetch_all, scratch_of, trim_t
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Part, Progress, UpdateOrder, add_selection, read_order
-
-if TYPE_CHECKING:
-    from tasks.train.mesh import Mesh
-    from tasks.train.trainer import Trainer
+from tasks.train.trainer import Trainer
 
 _SAME = 1e-3
 """Largest difference of a canary's logprobs at which a policy that was made again counts as the stored one."""
@@ -42,30 +39,18 @@ _NAMED = 20
 
 
 class VersionTrainer:
-    """Carries out orders. It keeps the policy in memory between them, and imports torch at the first one.
+    """Carries out orders. It keeps the policy in memory between them.
 
     Args:
         config: the run's configuration.
-        mesh: the ranks that carry out the same orders, each with a trainer of versions; None: this process alone.
+        mesh: the ranks that carry out the same orders, each with a trainer of versions.
     """
 
-    def __init__(self, config: Config, mesh: "Mesh | None" = None) -> None:
-        self._config, self._ranks = config, mesh
+    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
+        self._config, self._mesh, self._trainer = config, mesh, Trainer(config, mesh)
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
         self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None
-
-    @cached_property
-    def _mesh(self) -> "Mesh":
-        from tasks.train.mesh import ALONE
-
-        return self._ranks or ALONE
-
-    @cached_property
-    def _trainer(self) -> "Trainer":
-        from tasks.train.trainer import Trainer
-
-        return Trainer.of(self._config, self._mesh)
 
     def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
         """Run one update and write the files of the new policy into a draft; several ranks write their own.
@@ -79,12 +64,9 @@ class VersionTrainer:
             ValueError: see `Trainer.update`.
             StorageError: a version is missing or damaged.
         """
-        trainer = self._trainer
-        rows, scores, metrics = self._data(order, progress)
-        if trainer.holds != order.policy:
+        if self._trainer.holds != order.policy:
             self._load(order.policy, progress)
-        rows, taught = self._taught(order, rows, progress)
-        metrics |= trainer.update(rows, scores, order.policy.number, progress, chosen=order.selects, taught=taught)
+        metrics = self._train(order, progress)
         if order.policy.number == 0 and not order.selects:
             check_noise(metrics, self._config.algorithm.type)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
@@ -92,7 +74,7 @@ class VersionTrainer:
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
             trim_to_limit(self._store, self._config.storage, in_use)
-        trainer.holds = order.version
+        self._trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 
     def make_again(self, order: UpdateOrder, before: Path, made: Path) -> None:
@@ -100,7 +82,7 @@ class VersionTrainer:
         if self._trainer.holds != order.policy or self._is_whole(order.policy):
             self._load(order.policy, lambda _: None)
         self._trainer.save(before / "model", before / "state")
-        self._repeat(order)
+        self._train(order, lambda _: None)
         self._trainer.save(made / "model", made / "state")
         self._trainer.holds = order.version
 
@@ -125,13 +107,12 @@ class VersionTrainer:
         version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
         taught_by = self._open(self._teacher) if self._teacher else None
         teacher = (taught_by.model, taught_by.adapter) if taught_by else None
-        seed, adapter = self._config.run.seed, checkpoint.adapter
-        self._trainer.load(checkpoint.model, checkpoint.state, seed, version_0, adapter, teacher)
+        self._trainer.load(checkpoint.model, checkpoint.state, version_0, checkpoint.adapter, teacher)
         today = self._config
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
             self._reconfigure(self._settings_of(order.version))
-            self._repeat(order)
+            self._train(order, lambda _: None)
         self._reconfigure(today)
         difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
         if difference > _SAME:
@@ -142,21 +123,20 @@ class VersionTrainer:
             )
 
     def _settings_of(self, version: PolicyVersion) -> Config:
-        """Return the configuration with what decided the bits of an update and may have changed since."""
-        now, stored = self._config, read_stored(read(self._store, version).settings, version)
-        problems = now.problems.model_copy(update={"exclusions": stored.problems.exclusions})
-        run = now.run.model_copy(update={"iterations": stored.run.iterations})
-        changed = {"algorithm": stored.algorithm, "optimizer": stored.optimizer, "problems": problems, "run": run}
-        return now.model_copy(update=changed)
+        """Return the configuration that made a version, for this store and these ranks."""
+        stored = read_stored(read(self._store, version).settings, version)
+        return stored.model_copy(update={"storage": self._config.storage, "train": self._config.train})
 
     def _reconfigure(self, config: Config) -> None:
         self._config = config
         self._trainer.reconfigure(config)
 
-    def _repeat(self, order: UpdateOrder) -> None:
-        rows, scores, _ = self._data(order, lambda _: None)
-        rows, taught = self._taught(order, rows, lambda _: None)
-        self._trainer.update(rows, scores, order.policy.number, chosen=order.selects, taught=taught)
+    def _train(self, order: UpdateOrder, progress: Progress) -> dict[str, Any]:
+        """Update the loaded policy as an order says; return the metrics."""
+        rows, scores, metrics = self._data(order, progress)
+        rows, taught = self._taught(order, rows, progress)
+        given = rows, scores, order.policy.number, progress
+        return metrics | self._trainer.update(*given, chosen=order.selects, taught=taught)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
@@ -164,7 +144,7 @@ class VersionTrainer:
         rows, scores = self._rows(Part(order.trajectories, order.scores))
         if trainer.holds != order.policy:
             policy = self._open(order.policy)
-            trainer.load(policy.model, None, self._config.run.seed, adapter=policy.adapter)
+            trainer.load(policy.model, adapter=policy.adapter)
             trainer.holds = None  # an update would need the optimizer's state, too
         other = self._open(order.other)
         return trainer.distance(other.model, rows, scores, other.adapter)

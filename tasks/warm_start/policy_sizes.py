@@ -1,7 +1,7 @@
 """Finds the policy that a configuration names, its sizes and its tokenizer, without its weights and without torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,30 +31,6 @@ _PUBLIC = {
     "Qwen/Qwen2.5-72B-Instruct": (8192, 80, 29568, 64, 152064, 8, False),
 }
 """The sizes of some public models by their hub names, so that they need no network."""
-DENSE = ("llama", "qwen2", "qwen3")
-"""Values of `model_type` whose parameters can be counted: dense decoders with one gated MLP in each layer."""
-
-
-def parameters_of(values: Mapping[str, Any]) -> int | None:
-    """Count the parameters of a model by the values of its config.json; None if its architecture is none of `DENSE`.
-
-    Optional biases (`attention_bias`, `mlp_bias`) are not counted.
-
-    Raises:
-        ValueError: a size is missing.
-    """
-    if (kind := values.get("model_type")) not in DENSE:
-        return None
-    try:
-        hidden, layers, middle, heads, vocabulary = (int(values[name]) for name in _SIZES[:5])
-    except KeyError as error:
-        raise ValueError(f"config.json has no {error}: give the config.json of a transformers model") from None
-    head, kv_heads = values.get("head_dim") or hidden // heads, values.get("num_key_value_heads") or heads
-    biases = (heads + 2 * kv_heads) * head if kind == "qwen2" else 0
-    norms = 2 * hidden + (2 * head if kind == "qwen3" else 0)
-    layer = 2 * hidden * (heads + kv_heads) * head + 3 * hidden * middle + biases + norms
-    embeddings = 1 if values.get("tie_word_embeddings") else 2
-    return int(layers * layer + embeddings * vocabulary * hidden + hidden)
 
 
 def policy_values(config: Config) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _trainer(lab: Lab, knobs: dict[str, Any]) -> "Trainer":
     from tasks.train.trainer import Trainer
 
     config = lab.config()
-    trainer = Trainer.of(config.model_copy(update={"algorithm": read_algorithm(knobs)}))
+    trainer = Trainer(config.model_copy(update={"algorithm": read_algorithm(knobs)}))
     teacher = (lab.policy.model, None) if knobs["type"] == "opd" else None
-    trainer.load(lab.policy.model, None, config.run.seed, teacher=teacher)
+    trainer.load(lab.policy.model, teacher=teacher)
     return trainer

@@ -80,7 +80,7 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
 def _timed(run: "TrainingRun", trainer: "OrderedTrainer", iteration: int) -> Times:
     start = time.perf_counter()
     metrics = run.train(trainer, iteration).metrics
-    training = metrics["seconds/update"] + metrics["seconds/prepare"]
+    training = metrics["time/update"] + metrics["time/prepare"]
     return Times(training, time.perf_counter() - start)
 
 

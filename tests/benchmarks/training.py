@@ -30,8 +30,8 @@ def measure(lab: Lab) -> list[Row]:
 
     config = lab.config()
     trajectories, scores = play(lab, config)
-    trainer = Trainer.of(config)
-    trainer.load(lab.policy.model, None, config.run.seed)
+    trainer = Trainer(config)
+    trainer.load(lab.policy.model)
     model = load_policy(lab.policy.model, config.train)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
     drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.train), trees=False))
@@ -46,9 +46,9 @@ def measure(lab: Lab) -> list[Row]:
 
 
 def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
-    ratios = [seconds / metrics["seconds/update"] for metrics, seconds in rounds]
-    tokens = rounds[0][0]["tokens/all"]
-    names = ("seconds/update", "seconds/prepare", "seconds/all")
+    ratios = [seconds / metrics["time/update"] for metrics, seconds in rounds]
+    tokens = rounds[0][0]["tokens/trained"]
+    names = ("time/update", "time/prepare", "seconds/all")
     training, proximal, whole = (median(metrics[name] for metrics, _ in rounds) for name in names)
     bare = median(seconds for _, seconds in rounds)
     return Row(

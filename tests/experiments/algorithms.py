@@ -20,8 +20,8 @@ ARMS = [Arm("ppo"), *(Arm(name, [f"algorithm.type={name}", *NEEDED.get(name, [])
 EXPLAINING = {
     "policy/clip_fraction": "clipped",
     "policy/entropy": "entropy",
-    "optimizer/grad_norm": "gradient norm",
-    "seconds/update": "seconds of the training passes",
+    "grad_norm": "gradient norm",
+    "time/update": "seconds of the training passes",
 }
 
 if __name__ == "__main__":

@@ -324,8 +324,8 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     config = run.config("algorithm.type=rft", "algorithm.distinct=false", "fit.data=[mine]", "score.type=environment")
     (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
     rows, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    trainer, losses = Trainer.of(config), list[float]()
-    trainer.load(policy_folder, None, seed=1)
+    trainer, losses = Trainer(config), list[float]()
+    trainer.load(policy_folder)
     for number in range(3):
         losses.append(trainer.update(rows, scores, number, chosen=True)["policy/loss"])
     assert losses[0] > losses[1] > losses[2]
@@ -352,8 +352,8 @@ def test_a_text_of_the_end_teaches_no_end(run: TrainingRun, tmp_path: Path, poli
     config = run.config("algorithm.type=rft", "algorithm.distinct=false", "fit.data=[ends]", "score.type=environment")
     (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
     rows, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    trainer, chances = Trainer.of(config), list[float]()
-    trainer.load(policy_folder, None, seed=1)
+    trainer, chances = Trainer(config), list[float]()
+    trainer.load(policy_folder)
     for number in range(3):
         model = trainer._train_state.model
         with torch.no_grad():
@@ -375,8 +375,8 @@ def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: 
     config = run.config("algorithm.type=kto", "fit.data=[thumbs]", "score.type=environment", "train.minibatches=1")
     (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
     made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    trainer = Trainer.of(config)
-    trainer.load(policy_folder, None, seed=1)
+    trainer = Trainer(config)
+    trainer.load(policy_folder)
     told = [trainer.update(made, scores, number, chosen=True) for number in range(4)]
     assert [each["kto/good"] for each in told] == [0.5] * 4
     assert told[0]["policy/loss"] == 0.5 > told[1]["policy/loss"] > told[3]["policy/loss"]

@@ -196,7 +196,7 @@ def test_ctrl_c_while_a_command_starts_its_server(overrides: list[str], tmp_path
 
 
 SIGNALS = [
-    pytest.param(signal.SIGINT, Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
+    pytest.param(signal.SIGINT, Point("train", "tasks.train.trainer:take_step"), [], id="train"),
     pytest.param(signal.SIGTERM, Point("train", ANSWERS, 3), RANKS, id="train with ranks"),
     pytest.param(signal.SIGTERM, Point("rollout ahead", EPISODE, 20), OVERLAP, id="rollout ahead"),
     pytest.param(signal.SIGINT, Point("rollout", EPISODE, 3), [], id="rollout"),

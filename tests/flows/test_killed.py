@@ -52,7 +52,7 @@ ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entrop
 EPISODE = "tasks.rollout.conversation:Conversation.play"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:Grades.add"
-STEP = "tasks.train.step:Stepper.take"
+STEP = "tasks.train.trainer:take_step"
 SAVE = "tasks.train.trainer:Trainer.save"
 COMMIT = "storage.versions.drafts:Draft.commit"
 ALIAS = "storage.versions.aliases:move"
@@ -163,9 +163,9 @@ def train_undisturbed(witness: Witness, folder: Path) -> Path:
     from tasks.train.trainer import Trainer
 
     config, store = load("smoke", witness.overrides), witness.store
-    trainer = Trainer.of(config)
+    trainer = Trainer(config)
     first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
-    trainer.load(first.model, None, config.run.seed, adapter=first.adapter)
+    trainer.load(first.model, adapter=first.adapter)
     for iteration in range(witness.iterations):
         scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
         trainer.update(

@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 
 CHECKS: dict[str, tuple[str, float, str]] = {
     "losses": ("numerics", 90, "every loss in float32 against the CPU, and bfloat16"),
-    "attention": ("numerics", 60, "packed, padded and tree rows with each attention; the output layer"),
+    "attention": ("numerics", 60, "padded and tree rows with two attentions; the output layer"),
     "state": ("numerics", 60, "a checkpoint written and read; one rank with NCCL"),
     "small": ("speed", 120, "tokens/s, MFU, peak memory and a profile of the 1.5B shape"),
     "run_graphs": ("serving", 180, "the whole pipeline with CUDA graphs"),

@@ -156,7 +156,7 @@ def _run(setting: Setting, *, mode: str, eager: bool, lr: float) -> Iterator[Che
         return
     store = Store(str(root))
     updates = [manifests.read(store, layout.checkpoint("tests", number + 1)).metrics for number in range(iterations)]
-    numbers = {"seconds": time.perf_counter() - start, "s of the last update": updates[-1]["seconds/update"]}
+    numbers = {"seconds": time.perf_counter() - start, "s of the last update": updates[-1]["time/update"]}
     numbers["logprobs apart"] = max(update["proximal/mean_difference"] for update in updates)
     yield limited(f"{title}, {iterations} iterations", numbers, {"logprobs apart": TOLERANCE}, "server and trainer")
 

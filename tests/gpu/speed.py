@@ -7,11 +7,9 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from configs.algorithms import PPO
-from configs.score import Reward
-from configs.train import Optimizer, Train
+from configs.train import Optimizer
 from tests.gpu.checks import Check, Numbers, Setting, attempt
-from tests.support.train_helpers import random_rows
+from tests.support.train_helpers import make_config, random_rows
 
 if TYPE_CHECKING:
     from tasks.train.trainer import Trainer
@@ -57,10 +55,8 @@ SHAPES = (
 
 TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, train={"threads": 1})
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plain, moments=host": {"kernels": "plain", "gradient_checkpointing": True, "moments": "host"},
-    "plain": {"kernels": "plain", "gradient_checkpointing": True},
-    "kernels": {"gradient_checkpointing": True},
-    "kernels, no checkpointing": {"gradient_checkpointing": False},
+    "checkpointing": {"gradient_checkpointing": True},
+    "no checkpointing": {"gradient_checkpointing": False},
 }
 """What is timed; all with bfloat16 autocast."""
 
@@ -131,9 +127,9 @@ def timed_updates(shape: Shape, trainer: "Trainer", rounds: int = ROUNDS) -> lis
     lengths, runs = [len(row.token_ids) for row in rows], []
     for _ in range(WARM_UP + rounds):
         metrics = trainer.update(rows, scores, version=2)
-        seconds = metrics["seconds/update"]
+        seconds = metrics["time/update"]
         runs.append(
-            Run(metrics["tokens/all"], training_flops(shape, lengths), seconds, seconds + metrics["seconds/prepare"])
+            Run(metrics["tokens/trained"], training_flops(shape, lengths), seconds, seconds + metrics["time/prepare"])
         )
     return runs[WARM_UP:]
 
@@ -180,22 +176,20 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
         num_key_value_heads=shape.kv_heads,
         tie_word_embeddings=shape.tied,
     )
-    knobs = Train.model_validate({"device": device, "minibatches": 1, **shape.train})
-    algorithm = make_algorithm(PPO(), max_new_tokens=shape.longest)
-    trainer = Trainer(algorithm, knobs, OPTIMIZER, Reward())
+    run = make_config(optimizer=OPTIMIZER, advantage={}, **{**shape.train, "device": device})
+    trainer = Trainer(run)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model = set_up(Qwen2ForCausalLM(config), knobs)
+        model = set_up(Qwen2ForCausalLM(config), run.train)
     trainer._loaded = TrainState(  # without files: 7 billion parameters are 30 GB
-        algorithm=algorithm,
-        knobs=knobs,
+        config=run,
+        algorithm=make_algorithm(run.algorithm, max_new_tokens=shape.longest),
+        mesh=ALONE,
         model=model,
         critic=None,
         reference=None,
-        adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER, knobs.moments),
-        mesh=ALONE,
+        adamw=make_adamw({"policy": model.parameters()}, OPTIMIZER),
         generator=torch.Generator().manual_seed(0),
-        steps=0,
         kl_ctl=0.0,
     )
     return trainer

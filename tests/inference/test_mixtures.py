@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from configs.inference import RETURN_EXPERTS
 from configs.rollout import Rollout
-from configs.score import Reward
 from configs.train import Optimizer
 from storage import layout
 from storage.objects.store import Store
@@ -26,7 +25,7 @@ from tasks.train.trainer import Trainer
 from tests.conftest import INFERENCE
 from tests.inference.test_engine import generate, own_logprobs
 from tests.support.rank_processes import run_ranks
-from tests.support.train_helpers import divided, random_rows
+from tests.support.train_helpers import make_config, random_rows
 
 UPDATES = 2
 
@@ -47,11 +46,9 @@ def save_mixture(folder: Path, dense: Path) -> None:
 
 def update_on_ranks(folder: Path, out: Path) -> None:
     """Take updates; each rank writes its part of the weights after every one."""
-    algorithm, train = divided({"advantage": {}, "parallel": {"shard": dist.get_world_size()}})
-    trainer = Trainer(
-        algorithm, train, Optimizer(lr=1e-2), Reward(), mesh=Mesh.of(train.parallel, "cpu", 60, ["a"] * 2)
-    )
-    trainer.load(folder, None, seed=1)
+    config = make_config(optimizer=Optimizer(lr=1e-2), advantage={}, parallel={"shard": dist.get_world_size()})
+    trainer = Trainer(config, Mesh.of(config.train.parallel, "cpu", 60, ["a"] * 2))
+    trainer.load(folder)
     for update in range(UPDATES):
         trainer.update(*random_rows(vocabulary=16, seed=update), version=2)
         trainer.save(out / str(update + 1) / "model", out / str(update + 1) / "state")

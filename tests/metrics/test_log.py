@@ -37,6 +37,10 @@ def test_a_row_has_the_names_of_the_field(tmp_path: Path) -> None:
     assert (train["iteration"], train["policy/kl"], train["grad_norm"], train["time/train"]) == (0, 0.01, 1.5, 3.0)
     assert [evaluation[f"eval/held-out/first_turn{end}"] for end in ("", "_low", "_high")] == [0.5, 0.4, 0.6]
     assert "eval/held-out/fix_rate" not in evaluation
+    older = {"policy/kl_proximal": 0.01, "optimizer/grad_norm": 1.5, "success/turn_1": 0.5}
+    older |= {"seconds/prepare": 1.0, "seconds/update": 2.0}
+    manifest = manifests.read(store, layout.checkpoint("r", 1)).model_copy(update={"metrics": older})
+    assert (row_of(manifest) or {}).items() >= (train | {"trained/turn_1": 0.5}).items()
     assert by_iteration([train, rollout, score])[0].keys() > {"policy/kl", "tokens/generated", "reward/mean"}
 
 

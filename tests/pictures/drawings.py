@@ -109,7 +109,7 @@ def read_spans(store: Store, run: str, iterations: Sequence[int]) -> list[Span]:
         played, judged = manifests.read(store, layout.trajectories(run, iteration)), manifests.read(store, scores)
         moments.append((iteration, "rollout", played.created_at, played.metrics["seconds"]))
         moments.append((iteration, "score", judged.created_at, judged.metrics["seconds"]))
-        trained = update.metrics["seconds/prepare"] + update.metrics["seconds/update"]
+        trained = update.metrics["time/prepare"] + update.metrics["time/update"]
         moments.append((iteration, "train", update.created_at, trained))
     zero = min(end.timestamp() - seconds for _, _, end, seconds in moments)
     return [

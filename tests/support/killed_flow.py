@@ -32,7 +32,7 @@ ANSWERS = "tasks.cluster.trainer:RayTrainer._answers"
 class Point:
     """A call at which the flow sends itself a signal: before or after the `nth` call of a function.
 
-    Example: Point("train", "tasks.train.step:Stepper.take", 2, "before")
+    Example: Point("train", "tasks.train.trainer:take_step", 2, "before")
     """
 
     stage: str

@@ -18,7 +18,7 @@ ROLLOUT = {
 }  # fmt: skip
 SCORES = {"turns": 6, "reward": 0.4, "parts": {"format": 1.0, "mean": 0.2}, "verdicts": {"wrong": 6}, "seconds": 0.1}
 UPDATE = {
-    "policy/kl_proximal": 0.01, "optimizer/grad_norm": 1.5, "seconds/prepare": 1.0, "seconds/update": 2.0,
+    "policy/kl": 0.01, "grad_norm": 1.5, "time/prepare": 1.0, "time/update": 2.0,
     "histograms": {"ratio": {"edges": [0.9, 1.0, 1.1], "counts": [3, 5]}},
 }  # fmt: skip
 EVALUATED = {"set": "held-out", "first_turn": {"value": 0.5, "low": 0.4, "high": 0.6}, "fix_rate": None, "turns": 4}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from configs import Config, load
 from configs.algorithms import read_algorithm
 from configs.policy import LoRA
-from configs.score import Reward
 from configs.train import Optimizer, Train
 from storage.records import Score, Status, Trajectory, Turn, pack_experts
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import load_model, make_adapter, save
-from tasks.train.algorithms import make_algorithm
-from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
@@ -151,29 +150,35 @@ def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL) -> Path:
 def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
-    temperature: float = 1.0,
     version_0: Path | None = None,
-    reward: Reward | None = None,
     adapter: Path | None = None,
     teacher: Path | None = None,
     **options: Any,
 ) -> Trainer:
-    algorithm, train = divided({"minibatches": 1, **options})
-    trainer = Trainer(algorithm, train, optimizer, reward or Reward(), temperature)
-    trainer.load(
-        folder, None, seed=1, version_0=version_0, adapter=adapter, teacher=(teacher, None) if teacher else None
-    )
+    trainer = Trainer(make_config(optimizer=optimizer, **options))
+    trainer.load(folder, version_0=version_0, adapter=adapter, teacher=(teacher, None) if teacher else None)
     return trainer
 
 
-def divided(options: dict[str, Any]) -> tuple[Algorithm, Train]:
-    """Make an algorithm, PPO without normalisation by default, and the knobs of the update, from options of both."""
-    of_train = {name: value for name, value in options.items() if name in Train.model_fields}
-    own = {name: value for name, value in options.items() if name not in of_train}
-    if "type" not in own:
-        own = {"advantage": {"normalisation": "none"}, **own}
-    algorithm = make_algorithm(read_algorithm(own), max_new_tokens=16)
-    return algorithm, Train.model_validate({"device": "cpu", "threads": 1, **of_train})
+def make_config(temperature: float = 1.0, **options: Any) -> Config:
+    """Make a configuration from sections, and from options of an algorithm and of updates.
+
+    Without a type the algorithm is PPO without normalisation. No section is checked against the others.
+    """
+    sections = {name: options.pop(name) for name in options.keys() & Config.model_fields.keys()}
+    of_train = {name: options.pop(name) for name in options.keys() & Train.model_fields.keys()}
+    if "type" not in options:
+        options = {"advantage": {"normalisation": "none"}, **options}
+    train = Train.model_validate({"device": "cpu", "threads": 1, "minibatches": 1, **of_train})
+    base, algorithm = _base(), read_algorithm(options)
+    sampling = base.sampling.model_copy(update={"temperature": temperature})
+    return base.model_copy(update={"algorithm": algorithm, "train": train, "sampling": sampling, **sections})
+
+
+@cache
+def _base() -> Config:
+    knobs = ["run.seed=1", "run.iterations=1", "sampling.max_new_tokens=16", "rollout.max_head_offpolicyness=99"]
+    return load("smoke", [*knobs, "reward={}", "score={}"])
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

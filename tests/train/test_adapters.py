@@ -18,7 +18,6 @@ from configs.policy import LoRA
 from storage.errors import DamagedError
 from storage.versions.model_files import ADAPTER_FILES, read_adapter
 from storage.versions.weights import load_model, make_adapter, merge, stored_name
-from tasks.train.batches import batching_for
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import trained
 from tests.support.train_helpers import (
@@ -112,7 +111,7 @@ def test_only_the_adapter_is_trained_and_stored(tmp_path: Path, options: dict[st
     moments = [name for name in load_file(tmp_path / "state" / "optimizer.safetensors") if name.startswith("exp_avg/")]
     assert len(moments) == len(changed)
     again = make_trainer(model, adapter=adapter, **options)
-    again.load(model, tmp_path / "state", seed=9, adapter=tmp_path / "next")
+    again.load(model, tmp_path / "state", adapter=tmp_path / "next")
     for continued in (trainer, again):
         continued.update(*random_rows(seed=2), version=2)
     assert is_unchanged(again, weights(trainer))
@@ -123,9 +122,8 @@ def test_the_reference_is_the_policy_without_its_adapter(model: Path, adapter: P
     trainer = make_trainer(model, adapter=adapter, kl={"kl_ctl": 0.1})
     state, canary = trainer._train_state, trainer.canary()
     samples = trainer._built(*random_rows())
-    scorers = state.reference_scorer(1.0), logprob_scorer(load_model(model), 1.0)
-    batching = batching_for(state.model, state.knobs, state.mesh)
-    found, expected = (score_action_tokens(scorer, samples, [0, 1], batching) for scorer in scorers if scorer)
+    scorers = state.reference_scorer(), logprob_scorer(load_model(model), 1.0)
+    found, expected = (score_action_tokens(scorer, samples, [0, 1], state.batching) for scorer in scorers if scorer)
     assert state.reference is None
     for index in (0, 1):
         np.testing.assert_allclose(found[index], expected[index], atol=1e-6)

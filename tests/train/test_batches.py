@@ -1,6 +1,7 @@
 """Minibatches and the rows of forward passes: no token is lost, and rows, trees and chunks give the same logprobs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +26,14 @@ from tasks.train.batches import (
     make_minibatch,
     pieces,
 )
-from tasks.train.kernels import PACKED
-from tasks.train.passes import action_logprobs, hidden_states, logprob_scorer, read_out, score_action_tokens
+from tasks.train.passes import (
+    action_logprobs,
+    float32_logits,
+    hidden_states,
+    logprob_scorer,
+    read_out,
+    score_action_tokens,
+)
 from tasks.train.samples import Sample, build_samples
 from tests.support.train_helpers import VOCABULARY, make_scores, make_trajectory, random_rows, tiny_model
 
@@ -144,24 +151,20 @@ def test_trees_only_where_they_pay() -> None:
     assert all(len(segment.pieces) == 1 for part in small for segment in part)
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_rows_and_trees_give_the_same_logprobs(kind: str, packed: bool) -> None:
-    """Sequences in one tree, or in one packed row, do not see each other: a logprob is that of its sequence alone."""
-    model, plain = tiny_model(kind), tiny_model(kind)
-    if packed:
-        model.set_attn_implementation(PACKED)
+def test_rows_and_trees_give_the_same_logprobs(kind: str) -> None:
+    """Sequences in one tree do not see each other: a logprob is that of its sequence alone."""
+    model = tiny_model(kind)
     samples = build_samples(*random_rows(samples=12, vocabulary=8, longest=4), Reward())
-    chosen = batching_for(model, Train())
-    assert (chosen.trees, chosen.packed) == (True, packed)
-    trees = replace(TREES, budget=60, packed=packed)
+    assert batching_for(model, Train()).trees
+    trees = replace(TREES, budget=60)
     passes = cut(samples, pieces(samples, range(len(samples))), trees)
     assert any(segment.is_tree for segments in passes for segment in segments)
     for batching in (trees, replace(trees, trees=False)):
         logprobs = score_action_tokens(logprob_scorer(model, 1.0), samples, range(len(samples)), batching)
         for index, sample in enumerate(samples):
             with torch.no_grad():
-                logits = plain(torch.from_numpy(sample.token_ids)[None]).logits[0].log_softmax(-1)
+                logits = model(torch.from_numpy(sample.token_ids)[None]).logits[0].log_softmax(-1)
             expected = logits[sample.actions - 1, sample.token_ids[sample.actions]]
             torch.testing.assert_close(torch.from_numpy(logprobs[index]), expected, atol=1e-5, rtol=0)
 
@@ -221,6 +224,26 @@ def test_autocast_does_not_round_the_logits() -> None:
         logp, _ = read_out(head, states, targets, 1.0)
     expected = (states.double() @ head.weight.double().T).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     torch.testing.assert_close(logp.double(), expected, atol=1e-4, rtol=0)
+
+
+def test_logits_of_rounded_factors_have_the_gradients_of_a_linear_layer() -> None:
+    """Each factor has at most the error of bfloat16; with AMX it has one, and on a CPU that does not multiply in
+    bfloat16 none. The setting of the process stays.
+    """
+    generator = torch.Generator().manual_seed(0)
+    states, weight = (torch.randn(size, 64, generator=generator, requires_grad=True) for size in (50, 90))
+    upstream, before = torch.randn(50, 90, generator=generator), torch.get_float32_matmul_precision()
+    logits = float32_logits(states, weight)
+    ours = [logits, *torch.autograd.grad(logits, (states, weight), upstream)]
+    linear = torch.nn.functional.linear(states, weight)
+    theirs = [linear, *torch.autograd.grad(linear, (states, weight), upstream)]
+    sizes = states.abs() @ weight.abs().t(), upstream.abs() @ weight.abs(), upstream.abs().t() @ states.abs()
+    for found, expected, size in zip(ours, theirs, sizes, strict=True):
+        assert found.dtype == torch.float32
+        assert bool(((found - expected).abs() <= size * 2**-7).all())
+        if "amx_bf16" in Path("/proc/cpuinfo").read_text():
+            assert bool(((found - expected).abs() > size * 2**-16).any())
+    assert torch.get_float32_matmul_precision() == before == "highest"
 
 
 def test_full_vocabulary_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs.rollout import Rollout
 from storage.records import pack_experts, unpack_experts
 from tests.support.train_helpers import EXPERTS, is_unchanged, make_trainer, random_rows, save_tiny, weights
 from tests.support.train_helpers import with_random_experts as routed
@@ -36,7 +37,7 @@ def test_what_no_policy_can_have_sampled_is_not_trained_on(
     place = rows[5].turns[0].start
     changed: Any = {column: [value if at == place else old for at, old in enumerate(getattr(rows[5], column))]}
     broken = replace(rows[5], **changed)
-    trainer = make_trainer(save_tiny(tmp_path))
+    trainer = make_trainer(save_tiny(tmp_path), rollout=Rollout(max_head_offpolicyness=10**7))
     before, given = weights(trainer), [*rows[:5], broken, *rows[6:]]
     if chosen and value == 3:
         trainer.update(given, scores, version=2, chosen=True)

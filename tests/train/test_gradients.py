@@ -195,16 +195,15 @@ def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
     trainers: dict[bool, Trainer] = {}
     metrics: dict[bool, dict[str, Any]] = {}
     for trees in (False, True):
-        for module in ("trainer", "prepare"):
-            monkeypatch.setattr(
-                f"tasks.train.{module}.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
-            )
+        monkeypatch.setattr(
+            "tasks.train.train_state.batching_for", lambda *of, trees=trees: replace(batching_for(*of), trees=trees)
+        )
         trainers[trees] = make_trainer(folder, micro_batch_tokens=160, **options)
         metrics[trees] = trainers[trees].update(rows, scores, version=2)
     assert_near(gradients(trainers[True]), gradients(trainers[False]), 1e-5)
     assert metrics[False].pop("tokens/shared_share") == 0 < 0.3 < metrics[True].pop("tokens/shared_share")
     assert metrics[False].pop("tokens/padding_share") > metrics[True].pop("tokens/padding_share") >= 0
-    for name in ("seconds/prepare", "seconds/update", "tokens/per_second", "histograms"):
+    for name in ("time/prepare", "time/update", "tokens/trained_per_second", "histograms"):
         metrics[True].pop(name)
     for name, value in metrics[True].items():
         assert value == pytest.approx(metrics[False][name], rel=1e-3, abs=1e-5), name

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from configs import Config
 from configs.algorithms import NAMES
-from configs.score import Reward
 from configs.train import Optimizer, Train
 from storage.records import Score, Trajectory
 from storage.versions.weights import load_model
-from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, whole
@@ -26,7 +25,7 @@ from tests.support.soak import scaled
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
-    divided,
+    make_config,
     random_rows,
     save_random_adapter,
     save_tiny,
@@ -67,7 +66,7 @@ LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
 KINDS = ("weight", "critic", "reference")
-MEASURED = {"seconds/prepare", "seconds/update", "tokens/per_second"}
+MEASURED = {"time/prepare", "time/update", "tokens/trained_per_second"}
 DEALT = {"tokens/padding_share"}
 """Metrics that may differ, because they tell times or how the work was dealt out."""
 Plan = dict[tuple[int, int], list[str]]
@@ -102,18 +101,16 @@ def policy_for(name: str, folder: Path) -> Path:
     return folder / "mixture" if name == MIXTURE else folder
 
 
-Knobs = tuple[Algorithm, Train]
-
-
-def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> Knobs:
+def config_of(name: str, replicate: int = 1, shard: int = 1) -> Config:
+    shape, options = {"replicate": replicate, "shard": shard}, OPTIONS[name]
     normalised: dict[str, Any] = {} if "type" in options else {"advantage": {}}
-    return divided({"minibatches": 2, "parallel": {"replicate": replicate, "shard": shard}, **normalised, **options})
+    return make_config(optimizer=OPTIMIZER, **{"minibatches": 2, "parallel": shape, **normalised, **options})
 
 
-def start(folder: Path, chosen: Knobs, mesh: Mesh, *, adapted: bool = False) -> Trainer:
-    trainer = Trainer(*chosen, OPTIMIZER, Reward(), mesh=mesh)
-    teacher = (folder / "teacher", None) if chosen[0].knobs.type == "opd" else None
-    trainer.load(folder, None, seed=1, adapter=folder / "adapter" if adapted else None, teacher=teacher)
+def start(folder: Path, config: Config, mesh: Mesh, *, adapted: bool = False) -> Trainer:
+    trainer = Trainer(config, mesh)
+    teacher = (folder / "teacher", None) if config.algorithm.type == "opd" else None
+    trainer.load(folder, adapter=folder / "adapter" if adapted else None, teacher=teacher)
     return trainer
 
 
@@ -132,12 +129,12 @@ def numbers(trainer: Trainer) -> dict[str, Tensor]:
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 
-def train(folder: Path, mesh: Mesh, chosen: Knobs, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
+def train(folder: Path, mesh: Mesh, config: Config, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
-    trainer, metrics = start(folder, chosen, mesh, adapted=adapted), dict[str, float]()
+    trainer, metrics = start(folder, config, mesh, adapted=adapted), dict[str, float]()
     found: dict[str, Tensor] = {}
     for version in range(UPDATES):
-        metrics = trainer.update(*rows_for(chosen[1]), version=2 + version)
+        metrics = trainer.update(*rows_for(config.train), version=2 + version)
         if version in (0, UPDATES - 1):
             found |= {f"{version}/{name}": value for name, value in numbers(trainer).items()}
     return found, metrics
@@ -147,12 +144,12 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     """Train with the options of each mesh; the first rank writes what it found."""
     for (replicate, shard), names in plan.items():
         for name in names:
-            chosen = knobs(OPTIONS[name], replicate, shard)
-            mesh = Mesh.of(chosen[1].parallel, "cpu", 60, ["a"] * chosen[1].parallel.ranks)
-            found, metrics = train(policy_for(name, folder), mesh, chosen, adapted=name in ADAPTED)
+            config = config_of(name, replicate, shard)
+            mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a"] * config.train.parallel.ranks)
+            found, metrics = train(policy_for(name, folder), mesh, config, adapted=name in ADAPTED)
             if name == MIXTURE:
                 save_policy(
-                    load_policy(policy_for(name, folder), chosen[1], mesh), out / f"{replicate}x{shard} files", mesh
+                    load_policy(policy_for(name, folder), config.train, mesh), out / f"{replicate}x{shard} files", mesh
                 )
             if dist.get_rank() == 0:
                 torch.save((found, metrics), out / f"{replicate}x{shard} {name}.pt")
@@ -172,9 +169,7 @@ def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
     """Compare each mesh with one process: numbers and metrics."""
     run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
     named = {name for names in plan.values() for name in names}
-    alone = {
-        name: train(policy_for(name, folder), ALONE, knobs(OPTIONS[name]), adapted=name in ADAPTED) for name in named
-    }
+    alone = {name: train(policy_for(name, folder), ALONE, config_of(name), adapted=name in ADAPTED) for name in named}
     for (replicate, shard), names in plan.items():
         for name in names:
             found, metrics = torch.load(out / f"{replicate}x{shard} {name}.pt")

@@ -8,11 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.score import Reward
 from configs.train import Optimizer
 from tasks.train.optimizer import factor
 from tasks.train.trainer import Trainer
-from tests.support.train_helpers import GAE, divided, random_rows, save_tiny, weights
+from tests.support.train_helpers import GAE, make_config, random_rows, save_tiny, weights
 
 Schedule = Literal["constant", "linear", "cosine"]
 SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
@@ -49,23 +48,23 @@ def test_continuing_keeps_every_bit(tmp_path: Path, schedule: Schedule) -> None:
     folder, knobs = save_tiny(tmp_path / "policy"), Optimizer(lr=1e-3, schedule=schedule, warmup_steps=3)
 
     def trainer() -> Trainer:
-        options = divided({**GAE, "critic": {"model": "own", "lr": 2e-3}, "minibatches": 2})
-        return Trainer(*options, knobs, Reward(), updates=4)
+        config = make_config(optimizer=knobs, critic={"model": "own", "lr": 2e-3}, minibatches=2, **GAE)
+        return Trainer(config.model_copy(update={"run": config.run.model_copy(update={"iterations": 4})}))
 
     whole, parts, rates = trainer(), trainer(), list[float]()
-    whole.load(folder, None, seed=1)
-    parts.load(folder, None, seed=1)
+    whole.load(folder)
+    parts.load(folder)
     for update in range(4):
         metrics = whole.update(*random_rows(seed=update, newest=update), version=update)
-        rates.append(metrics["optimizer/lr"])
+        rates.append(metrics["lr"])
         critic = whole._train_state.critic
         assert critic is not None
         assert critic.adamw is not None
-        assert critic.adamw.param_groups[0]["lr"] == pytest.approx(2 * metrics["optimizer/lr"])
+        assert critic.adamw.param_groups[0]["lr"] == pytest.approx(2 * metrics["lr"])
         if update == 2:
             parts.save(tmp_path / "model", tmp_path / "state")
             parts = trainer()
-            parts.load(tmp_path / "model", tmp_path / "state", seed=1, version_0=folder)
+            parts.load(tmp_path / "model", tmp_path / "state", version_0=folder)
         parts.update(*random_rows(seed=update, newest=update), version=update)
     assert rates == pytest.approx([1e-3 * factor(knobs, update, 4, 2 * update + 2) for update in range(4)])
     ours, theirs = weights(whole), weights(parts)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configs import load
 from configs.algorithms import NAMES
 from configs.score import Reward
 from storage.records import Score
@@ -123,8 +124,8 @@ def test_the_log_shows_each_members_share_of_the_gradient(tmp_path: Path, name: 
     mixed = [replace(row, source="sums" if row in long else "game") for row in rows]
     found = []
     for is_mixture in (True, False):
-        trainer = make_trainer(save_tiny(tmp_path), type=name)
-        trainer._mixture = is_mixture
+        problems: dict[str, Any] = {"problems": load("demo-mix").problems} if is_mixture else {}
+        trainer = make_trainer(save_tiny(tmp_path), type=name, **problems)
         metrics = trainer.update(mixed, scores, version=2)
         found.append([metrics[f"source/{member}/gradient_share"] for member in ("sums", "game")])
         assert sum(found[-1]) == pytest.approx(1)

@@ -58,7 +58,7 @@ here = Path({str(tmp_path)!r})
 trainer = make_trainer(here / "start", **{knobs!r})
 trainer.update(*random_rows(seed=1), version=2)
 trainer.save(here / "again1", here / "again_state1")
-trainer.load(here / "model1", here / "state1", seed=99, version_0=here / "start")
+trainer.load(here / "model1", here / "state1", version_0=here / "start")
 trainer.update(*random_rows(seed=2), version=3)
 trainer.save(here / "again2", here / "again_state2")
 """
@@ -122,7 +122,7 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
     metrics = trainer.update(*random_rows(), version=2)
     assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
-    assert metrics["optimizer/grad_norm"] > 0.01
+    assert metrics["grad_norm"] > 0.01
 
 
 def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_graders_failed_on_is_left_out_and_an_alarm(tmp_path: Path, caplog:
 def test_only_matrices_decay() -> None:
     """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay unchanged."""
     matrix, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
-    adamw = make_adamw([(0.1, [matrix, bias])], Optimizer(lr=0.1, weight_decay=0.5))
+    adamw = make_adamw({"policy": [matrix, bias]}, Optimizer(lr=0.1, weight_decay=0.5))
     matrix.grad, bias.grad = torch.zeros(2, 2), torch.zeros(2)
     adamw.step()
     assert (matrix.tolist(), bias.tolist()) == ([[pytest.approx(0.95)] * 2] * 2, [1.0, 1.0])
@@ -180,10 +180,10 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     trainer.update(*random_rows(), version=2)
     trainer.save(tmp_path / "model", tmp_path / "state")
     with pytest.raises(FileNotFoundError, match=r"critic\.safetensors"):
-        make_trainer(tmp_path / "qwen3", **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)
+        make_trainer(tmp_path / "qwen3", **GAE, critic={}).load(tmp_path / "model", tmp_path / "state")
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
     tensors.pop("lm_head.weight")
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ValueError, match="there are no weights lm_head.weight"):
-        trainer.load(tmp_path / "model", None, seed=1)
+        trainer.load(tmp_path / "model")

@@ -1,13 +1,13 @@
 """The algorithms by name: a class for each, with formula, source and an example; the page of training has a table.
 
-Add one with `register_algorithm("name", Class)`, or configure it as `package.module:Class`. R in their formulas is the
-return of a turn (`tasks.train.returns`), and means are over the episodes of a problem that `mixed` compares
-(`tasks.train.advantages`). With one turn and a reward at its end both are those of the papers. Ratios are to the policy
-that sampled, whose logprobs are stored; only `ppo` and `gspo` recompute them.
+R in their formulas is the return of a turn (`tasks.train.returns`), and means are over the episodes of a problem that
+`mixed` compares (`tasks.train.advantages`). With one turn and a reward at its end both are those of the papers. Ratios
+are to the policy that sampled, whose logprobs are stored; only `ppo` and `gspo` recompute them.
 """
 
 from typing import TYPE_CHECKING
 
+from configs.algorithms import FORMULAS
 from configs.algorithms import Algorithm as Knobs
 from tasks.registry import Registry
 
@@ -18,28 +18,8 @@ if TYPE_CHECKING:
 ALGORITHMS: "Registry[Algorithm]" = Registry("algorithm")
 OWN_LOSSES: "Registry[Loss]" = Registry("loss", own="function", key="algorithm.loss")
 """The user's policy losses, which have no short names."""
-register_algorithm = ALGORITHMS.register
-
-# They import torch, which takes seconds.
-for name, place in {
-    "ppo": "ppo:PPO",
-    "grpo": "group:GRPO",
-    "dr_grpo": "group:DrGRPO",
-    "rloo": "group:RLOO",
-    "reinforce_pp": "group:ReinforcePP",
-    "dapo": "group:DAPO",
-    "gspo": "ratios:GSPO",
-    "gspo_token": "ratios:GSPOToken",
-    "cispo": "ratios:CISPO",
-    "max_rl": "group:MaxRL",
-    "mis": "ratios:MIS",
-    "rft": "likelihood:RFT",
-    "dpo": "likelihood:DPO",
-    "kto": "likelihood:KTO",
-    "opd": "ratios:OPD",
-    "echo": "echo:Echo",
-}.items():
-    register_algorithm(name, f"{__name__}.{place}")
+for name, formula in FORMULAS.items():  # imported when it is used: torch takes seconds
+    ALGORITHMS.register(name, f"{__name__}.{formula}")
 
 
 def check_algorithm(knobs: Knobs) -> None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from configs import algorithms
 from tasks.train.advantages import Observed, against_group
@@ -23,7 +22,9 @@ class GSPO(Algorithm):
     The proximal policy has the weights before the update, as the paper's old policy. The engine's logprobs of the same
     weights differ from the trainer's by rounding, in half precision by more than these limits: so they are in w, which
     nothing clips at 1. A sequence is one of those that a trajectory has: all turns, unless its history was rewritten.
-    Source: arXiv 2507.18071, equations 5 to 7.
+    With `gspo_token` the gradient of each token is its own: s_t = s * policy_t / stop(policy_t), with s constant. So it
+    differs where the tokens of a sequence have different advantages, as turns do.
+    Source: arXiv 2507.18071, equations 5 to 7, and 13 and 14.
 
     Example: log ratios 0.2 and -0.1 of a sequence give s = exp(0.05) = 1.051, which the default clip lowers to 1.0004.
     With A < 0 nothing lowers it up to c_clip.
@@ -38,24 +39,11 @@ class GSPO(Algorithm):
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         weight = behaviour_weights(inputs.proximal, inputs.behaviour, inputs.sequences, cap=5.0, level="sequence")
-        log_ratio = self.log_ratio(inputs, sequence_means(inputs.logp - inputs.proximal, inputs.sequences))
+        log_ratio = sequence_means(inputs.logp - inputs.proximal, inputs.sequences)
+        if self.knobs.type == "gspo_token":
+            log_ratio = log_ratio.detach() + inputs.logp - inputs.logp.detach()
         clips = self.knobs.eps_clip, self.knobs.eps_clip_higher, self.knobs.c_clip
         return policy_loss(log_ratio, torch.zeros_like(log_ratio), weight, inputs.advantages, *clips)
-
-    def log_ratio(self, inputs: LossInputs, of_sequence: Tensor) -> Tensor:
-        return of_sequence
-
-
-class GSPOToken(GSPO):
-    """GSPO-token has the numbers of GSPO, but the gradient of each token is its own.
-
-        s_t = s * policy_t / stop(policy_t),   with s constant
-
-    So it differs where the tokens of a sequence have different advantages, as turns do. Source: equations 13 and 14.
-    """
-
-    def log_ratio(self, inputs: LossInputs, of_sequence: Tensor) -> Tensor:
-        return of_sequence.detach() + inputs.logp - inputs.logp.detach()
 
 
 class CISPO(Algorithm):
