@@ -119,7 +119,6 @@ class BesideModels:
         for url in knobs.urls or [server.url for server in self._servers[role]]:
             try:
                 async with self._client(role, knobs, url) as client:
-                    await client.warn_if_open()
                     held = expected if quantised else await client.weight_sums()
                     if role != "reward":  # vLLM begins with a version that is no number
                         await client.set_weight_version(0)

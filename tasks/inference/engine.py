@@ -201,7 +201,6 @@ class Engine(Collector):
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
-                await client.warn_if_open()
                 if self.settings.swap == "restart":
                     await client.set_weight_version(policy.base_number)
                 elif not holds_base(before, policy):
