@@ -57,7 +57,6 @@ class GenerationConfig:
     stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # end a completion; their tokens are returned, too
     seed: int | None = None  # the agent's own; episodes with the same number still differ
-    json_schema: str = ""  # JSON of a schema: only tokens that it allows are sampled, and the logprobs are among these
 
     def __post_init__(self) -> None:
         try:

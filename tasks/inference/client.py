@@ -187,8 +187,6 @@ class Client:
         }
         if gconfig.stop:
             parameters["stop"] = gconfig.stop
-        if gconfig.json_schema:
-            parameters["structured_outputs"] = {"json": gconfig.json_schema}
         body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         try:
             answer, cut = await self._sample(body, self._most(gconfig.n))

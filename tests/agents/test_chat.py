@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from tasks.agents.chat import engine_ends, load_tokenizer
+from storage.objects.store import Store
+from storage.versions.checkpoints import Checkpoint
+from tasks.agents.chat import engine_ends, fetch_chat, load_chat, load_tokenizer
 
 TEXT = "What is 12 + 30? It is \\boxed{42}."
 LOADING = """
@@ -31,6 +33,12 @@ def test_a_plain_tokenizer_is_loaded_without_torch(policy_folder: Path) -> None:
     assert loaded.encode(TEXT) == found.encode(TEXT)
     assert loaded.init_kwargs == found.init_kwargs
     assert loaded.get_vocab() == found.get_vocab()
+
+
+def test_a_chat_is_read_without_weights(policies: list[Checkpoint], checkpoint_store: Store, tmp_path: Path) -> None:
+    """A process that plays through others' servers does not fetch them."""
+    assert fetch_chat(checkpoint_store, policies[0].version, tmp_path) is load_chat(policies[0])
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_tokenizer_with_a_class_of_its_own_keeps_it(policy_folder: Path, tmp_path: Path) -> None:

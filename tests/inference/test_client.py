@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from tasks.inference.api import AbortedError, Completion, GenerationConfig, InferenceError
-from tasks.inference.client import LOST, Client
+from tasks.inference.client import Client
 
 
 @dataclass
@@ -122,7 +122,6 @@ class Dying:
     """A server like vLLM: when its engine has died, /health says so, and what waits for it stays without an answer."""
 
     dead: bool = False
-    key: str = ""  # that it demands on each route; empty: on none
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def health(self, _: web.Request) -> web.Response:
@@ -133,11 +132,6 @@ class Dying:
         await asyncio.sleep(600)
         return web.Response()
 
-    async def call(self, request: web.Request) -> web.Response:
-        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
-            return web.Response(status=401)
-        return web.Response(status=200 if "method" in await request.json() else 400)
-
 
 @asynccontextmanager
 async def dying(server: Dying, timeout_s: float = 60) -> AsyncIterator[Client]:
@@ -145,11 +139,10 @@ async def dying(server: Dying, timeout_s: float = 60) -> AsyncIterator[Client]:
     app.router.add_get("/health", server.health)
     app.router.add_post("/pause", server.wait)
     app.router.add_get("/is_sleeping", server.wait)
-    app.router.add_post("/collective_rpc", server.call)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with Client(f"http://127.0.0.1:{runner.addresses[0][1]}", server.key or "k", timeout_s, 1000) as client:
+    async with Client(f"http://127.0.0.1:{runner.addresses[0][1]}", None, timeout_s, 1000) as client:
         yield client
     await runner.cleanup()
 
@@ -175,21 +168,3 @@ async def test_a_silent_server_is_told_with_address_request_and_time() -> None:
         with pytest.raises(TimeoutError, match=r"http://127\S+ has not answered POST /pause\?mode=keep within 0\.2 s"):
             await client.swap(Path("/model"), 1)
         assert not await client.answers()
-
-
-@pytest.mark.parametrize("key", ["", "secret"], ids=["open", "closed"])
-async def test_a_server_that_obeys_others_is_warned_of(key: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Once: each swap would say it again."""
-    async with dying(Dying(key=key)) as client:
-        await client.warn_if_open()
-        await client.warn_if_open()
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (0 if key else 1)
-    assert all("lets everybody who reaches it" in line for line in told)
-
-
-async def test_a_socket_that_is_not_there_is_a_server_that_is_not_reached() -> None:
-    """What looks whether others can enter its folder raises nothing else."""
-    async with Client("unix:///no/such/vllm", None, 5, 1000) as client:
-        with pytest.raises(LOST):
-            await client.warn_if_open()

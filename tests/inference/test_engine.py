@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import dataclasses
 import glob
-import math
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +19,7 @@ from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
-from tasks.agents.chat import load_chat, load_tokenizer
+from tasks.agents.chat import load_tokenizer
 from tasks.inference import launch
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
@@ -81,20 +79,6 @@ def test_logprobs_use_the_sampling_temperature(engine: Engine, policies: list[Ch
     engine.serve(policies[1])
     completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
     assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
-
-
-def test_a_schema_leaves_only_its_tokens(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Logprobs are those of the tokens that are left, so what the schema alone decides is certain."""
-    engine.serve(policies[1])
-    chat = load_chat(policies[1])
-    asked = GenerationConfig(n=8, max_new_tokens=6, stop_token_ids=chat.stop_token_ids)
-    completions = generate(engine, dataclasses.replace(asked, json_schema='{"enum": [12, 34]}'))
-    assert {chat.decode(completion.token_ids) for completion in completions} == {"12", "34"}
-    firsts = {completion.token_ids[0]: completion.logprobs[0] for completion in completions}
-    assert sum(map(math.exp, firsts.values())) == pytest.approx(1, abs=1e-3)
-    for completion in completions:
-        assert completion.logprobs[1:] == pytest.approx([0, 0], abs=1e-6)
-        assert max(own_logprobs(policies[1], completion, 1.0)) < -1
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
@@ -377,22 +361,6 @@ def test_no_path_is_a_pattern_for_vllm(name: str, tmp_path: Path) -> None:
         shown = launch.no_pattern(model, scratch)
     assert [os.path.realpath(file) for file in glob.glob(f"{shown}/*")] == [str(model / "model.safetensors")]
     assert (shown == model) == (name == "plain")
-
-
-def test_vllm_obeys_without_a_key_whom_its_socket_lets_in(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """The routes that change weights ask for none, so a server is warned of unless its folder is closed."""
-
-    async def ask(url: str) -> None:
-        async with Client(url, "key", 60, 128) as client:
-            await client.warn_if_open()
-
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        (shown := Path(folder, "vllm")).symlink_to(engine.servers[0].url.removeprefix("unix://"))
-        asyncio.run(ask(engine.servers[0].url))
-        assert not caplog.records
-        asyncio.run(ask(f"unix://{shown}"))
-        assert f"unix://{shown} lets everybody who reaches it" in caplog.text
 
 
 def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """The policy's code tries to use up the machine. Each test fails if the limit that it names is taken away."""
 
 import asyncio
-import os
 import time
 
 import psutil
 import pytest
 
-from tasks.tools import bubblewrap
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.interface import ToolError
 from tasks.tools.sandbox import Sandboxes
@@ -93,27 +91,6 @@ async def test_memory_is_limited(sandboxes: Sandboxes) -> None:
     code = f"len(bytearray({MEMORY_MB // 2} << 20))\nlen(bytearray({MEMORY_MB} << 20))"
     result = await run_code(sandboxes, code, memory_mb=MEMORY_MB)
     assert result.endswith("MemoryError")
-
-
-async def test_what_the_kernel_keeps_is_limited(sandboxes: Sandboxes) -> None:
-    """Where control groups can be made, page tables count, too: two pages of them for each page of the program."""
-    if not (groups := bubblewrap.folder_of_groups()):
-        pytest.skip("no control groups can be made here")
-    code = """
-import ctypes
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-for n in range(14_000):
-    page = libc.mmap(2**40 + (n << 30), 4096, 3, 0x100022, -1, 0)  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
-    ctypes.memset(page, 1, 1)
-"""
-    limits = Limits(memory_mb=72, folder_mb=1)
-    assert (await sandboxes.run(python(code), b"", limits)).status == 128 + 9
-    deadline = time.monotonic() + 60
-    while len(list(groups.glob(f"math-mt-ppo-{os.getpid()}-*"))) > 1:  # the newest may still be ending
-        assert time.monotonic() < deadline
-        await run_code(sandboxes, "1")
 
 
 async def test_timers_are_limited(sandboxes: Sandboxes) -> None:

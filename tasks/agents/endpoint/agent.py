@@ -146,8 +146,7 @@ class EndpointAgent(ABC):
         renderer: how completions are read, see `tasks.agents.answers.open_reader`.
         listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), or another `host:port`.
         max_requests: most requests of an episode.
-        response_format: what becomes of `response_format` in requests: `refuse`, `ignore`, or `enforce`, which needs
-            `rollout.allow_biased_sampling`.
+        response_format: what becomes of `response_format` in requests: `refuse` or `ignore`.
     """
 
     context: AgentContext

@@ -116,7 +116,7 @@ class Completions:
         """Answer a request of an agent that has got `asked` completions."""
         self.out_of_context = ""
         with self.noting("internal_error"):
-            request, number = protocol.parse_request(body), next(self._numbers)
+            request, number = protocol.parse_request(body, self.formats), next(self._numbers)
             if number >= self.max_requests:
                 if self._agent and not self.overrun:
                     self._agent.cancel()
@@ -143,7 +143,6 @@ class Completions:
                 stop=request.stop_texts,
                 seed=request.seed,
                 stop_token_ids=(*gconfig.stop_token_ids, *chat.stop_token_ids),
-                json_schema=request.forced_schema(self.formats),
             )
             outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
             if position.parent:
@@ -213,7 +212,6 @@ class Completions:
             and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
             asked=asked,
-            forced=bool(request.forced_schema(self.formats)),
         )
 
 

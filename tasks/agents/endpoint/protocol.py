@@ -2,7 +2,7 @@
 
 The run's `sampling` decides temperature, top_p and top_k, since PPO needs the distribution that was sampled from:
 what a request says about these is ignored. Parameters that would change the distribution in another way are refused,
-unless `response_format` is to be ignored or enforced.
+unless `response_format` is to be ignored.
 """
 
 import time
@@ -23,7 +23,7 @@ MODEL = "policy"
 MOST_CHOICES, MOST_MESSAGES, MOST_TOOLS = 64, 2048, 128
 """OpenAI's limits of a request."""
 
-ResponseFormats = Literal["refuse", "ignore", "enforce"]
+ResponseFormats = Literal["refuse", "ignore"]
 """Reactions to a `response_format` other than text."""
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -111,35 +111,13 @@ class ChatRequest(BaseModel):
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in texts if text)
 
-    def forced_schema(self, formats: ResponseFormats) -> str:
-        """Return JSON of the schema that the answer is forced into; empty: none.
-
-        Raises:
-            EndpointError: the format is to be refused, is none that can be enforced, or would leave no call of a tool.
-        """
-        wanted = self.response_format
-        if formats == "ignore" or not wanted or wanted == {"type": "text"}:
-            return ""
-        cause = "is no format: give the type json_object, or json_schema with a schema"
-        if formats == "refuse":
-            cause = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
-        elif self.specs and self.tool_choice != "none":
-            cause = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
-        elif wanted == {"type": "json_object"}:
-            return '{"type":"object"}'
-        else:
-            match wanted:
-                case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-                    return orjson.dumps(schema).decode()
-        raise invalid(f"response_format={wanted!r:.80} {cause}", "response_format", code="unsupported_parameter")
-
     @property
     def most_tokens(self) -> int | None:
         """The most tokens that the request allows; None if it does not say."""
         return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
 
 
-def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
+def parse_request(body: bytes | dict[str, Any], formats: ResponseFormats = "refuse") -> ChatRequest:
     """Read a request: its JSON, or what was read from it.
 
     Raises:
@@ -163,6 +141,10 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         if name in _REFUSED and value and value != _REFUSED[name]:
             text = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
             raise invalid(text, name, code="unsupported_parameter")
+    wanted = request.response_format
+    if formats == "refuse" and wanted and wanted != {"type": "text"}:
+        cause = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
+        raise invalid(f"response_format={wanted!r:.80} {cause}", "response_format", code="unsupported_parameter")
     return request
 
 

@@ -39,7 +39,6 @@ class Node:
         graded: whether the environment was asked about it.
         given: what the environment was given; None: the text itself.
         cut: whether a limit of the request, lower than the run's, ended it.
-        forced: whether a schema left out tokens.
         asked: how many completions the agent had when it sent the request.
         received: its position among the completions that the agent got; -1: the agent no longer waited for it.
         paid: how many completions the agent had when it gave this one to the environment, the last time; 0: never.
@@ -63,7 +62,6 @@ class Node:
     graded: bool = False
     given: str | None = None
     cut: bool = False
-    forced: bool = False
     asked: int = 0
     received: int = -1
     paid: int = 0
@@ -202,9 +200,6 @@ def record(
         for turn, node in zip(episode.turns, ordered, strict=True)
     ]
     chain = all(each.received == each.asked == turn and each.paid in (0, turn + 1) for turn, each in enumerate(ordered))
-    sampling = prompt.record.sampling
-    if any(node.forced for node in nodes):
-        sampling = json.dumps(json.loads(sampling) | {"json_schema": True})
     positions = {node: position for position, node in enumerate(ordered)}
     return replace(
         episode.trajectory(turn_discount, status, reason, unplayed_turns),
@@ -217,7 +212,6 @@ def record(
         received=[] if chain else [node.received for node in ordered],
         asked=[] if chain else [node.asked for node in ordered],
         paid=[] if chain else [node.paid for node in ordered],
-        sampling=sampling,
     )
 
 

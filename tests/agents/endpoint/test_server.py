@@ -1,6 +1,5 @@
 """The endpoint's server: keys, addresses, and answers that are errors in OpenAI's form."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -10,11 +9,11 @@ import aiohttp
 import pytest
 
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint import server
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import asked
+from tests.agents.endpoint.asking import Asking, InTurn, asked
+from tests.support.rollout_helpers import play
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -68,70 +67,13 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
     assert (row.status, row.reason) == ("completed", "")
 
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def silent(task: AgentTask, head: str, many: int = 1) -> list[Streams]:
-    """Open connections that send the beginning of a request; they close when nobody holds them any more."""
-    host, port = task.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    opened = [await asyncio.open_connection(host, int(port)) for _ in range(many)]
-    for _, writer in opened:
-        writer.write(head.encode())
-    return opened
-
-
-HEADERS = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\n"
-
-
-@pytest.mark.parametrize("head", ["", HEADERS, f"{HEADERS}Authorization: Bearer KEY\r\nContent-Length: 9\r\n\r\n{{"])
-def test_half_open_connections_make_room(
-    head: str, chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server has a number of connections at most, whatever is opened; who asks is answered nevertheless."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+def test_a_response_format_may_be_ignored(chat: Chat, verifier: Verifier) -> None:
+    """What the policy says may follow it or not: nothing but its own distribution is sampled from."""
 
     async def ask(task: AgentTask, _: Any) -> None:
-        opened = await silent(task, head.replace("KEY", task.api_key), 60)
-        assert (await request(task))[0] == 200
-        await asyncio.sleep(0.1)
-        assert sum(not reader.at_eof() for reader, _ in opened) <= 20
+        assert (await request(task, body=BODY | {"response_format": {"type": "json_object"}}))[0] == 200
 
-    (row,) = asked(chat, verifier, ask)
-    assert (row.status, row.reason) == ("completed", "")
-
-
-def test_where_all_connections_ask_a_new_one_is_closed(
-    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that ask are answered."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
-
-    async def ask(task: AgentTask, _: Any) -> None:
-        asking = [asyncio.create_task(request(task)) for _ in range(5)]
-        await asyncio.sleep(0.2)
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await request(task)
-        assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5
-
-    (row,) = asked(chat, verifier, ask, delays=[1.0])
-    assert (row.status, row.reason) == ("completed", "")
-
-
-def test_a_body_that_never_comes_is_refused(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender is told so; headers that never come end the connection without a word."""
-    monkeypatch.setattr(server, "BODY_S", 0.1)
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
-
-    async def ask(task: AgentTask, _: Any) -> None:
-        ((body, _body),) = await silent(
-            task, f"{HEADERS}Authorization: Bearer {task.api_key}\r\nContent-Length: 9\r\n\r\n{{"
-        )
-        assert b"408" in await body.readline()
-        ((headers, _headers),) = await silent(task, HEADERS)
-        assert await headers.read() == b""
-        assert (await request(task))[0] == 200
-
-    (row,) = asked(chat, verifier, ask)
+    (row,) = play(InTurn(chat, lambda *_: ""), Asking(chat, ask, "ignore"), verifier, group_size=1)
     assert (row.status, row.reason) == ("completed", "")
 
 

@@ -31,7 +31,7 @@ def calculator_of(tools: Toolbox) -> Callable[[str], Awaitable[str]]:
         Args:
             expression: numbers and + - * /.
         """
-        return (await tools.call("calculator", {"expression": expression})).output
+        return await tools.call("calculator", {"expression": expression})
 
     return calculator
 
