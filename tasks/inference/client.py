@@ -352,14 +352,14 @@ class Client:
             return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
     async def _send(
-        self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = _LARGEST
+        self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = 0
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a request, and of an error's body the beginning.
 
         A request without `limit_s` ends when the engine dies, which `/health` says: vLLM leaves some without an answer.
 
         Raises:
-            MalformedError: it is no HTTP, does not end, or has more than `most` bytes.
+            MalformedError: it is no HTTP, does not end, or has more than `most` bytes (0: `_LARGEST`).
             ConnectionError: the engine has died.
             TimeoutError: nothing came in time.
         """
@@ -380,7 +380,7 @@ class Client:
         try:
             async with self._session.request(method, f"{self._base}{path}", **how) as response:
                 begun = True
-                most = most if response.ok else _LARGEST_ERROR
+                most = (most or _LARGEST) if response.ok else _LARGEST_ERROR
                 try:  # decompressed, a part at a time
                     beginning = await response.content.readexactly(most + 1)
                 except asyncio.IncompleteReadError as whole:

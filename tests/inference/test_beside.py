@@ -17,9 +17,9 @@ from tasks.agents.chat import Chat, load_chat
 from tasks.annotate.annotating import Question, Said, _answer, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.location import forget_models, identities
+from tasks.inference.location import identities
 from tests.support.engine_process import engine_core
-from tests.support.reward_model import save_reward_model
+from tests.support.reward_model import forget_models, save_reward_model
 from tests.support.sandbox_helpers import wait_gone
 from tests.support.scripted_judge import scripted_judge
 

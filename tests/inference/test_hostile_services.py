@@ -123,7 +123,6 @@ def test_a_server_that_redirects_is_not_healthy() -> None:
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_have_a_bound(question: str, status: int, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What never ends, or is a bomb when it is decompressed, takes some MB; of an error only the beginning is read."""
-    monkeypatch.setattr(Client._send, "__kwdefaults__", Client._send.__kwdefaults__ | {"most": 2**20})
     monkeypatch.setattr(clients, "_LARGEST", 2**20)
     piece = b" " * 2**20 if encoding == "identity" else gzip.compress(b" " * 2**25)
     sent = [0]
