@@ -1,5 +1,6 @@
 """Processes of servers begin before an engine needs them, and those that none needs end."""
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -42,11 +43,17 @@ def test_an_engine_takes_the_servers_that_have_begun(config: Config, tmp_path: P
     wait_gone(begun)
 
 
-def test_servers_with_other_settings_end(config: Config) -> None:
-    """A run may continue with settings that it was begun with."""
-    with servers_begun(config):
-        begun = servers_now()
-        assert take_servers(config.inference) == []
+def test_servers_that_no_engine_takes_end(config: Config) -> None:
+    """The run may continue with settings that it was begun with, or be complete, refused or interrupted."""
+    for error in (KeyboardInterrupt, ValueError):
+        begun = []
+        with contextlib.suppress(error), servers_begun(config):
+            begun.extend(servers_now())
+            assert len(begun) == 2
+            if error is ValueError:
+                assert take_servers(config.inference) == []
+                wait_gone(begun)
+            raise error
         wait_gone(begun)
 
 
@@ -54,22 +61,6 @@ def test_servers_with_other_settings_end(config: Config) -> None:
 def test_no_server_begins_that_another_process_would_start(config: Config, more: str) -> None:
     with servers_begun(load("smoke", [f"storage.cache={config.storage.cache}", more])):
         assert servers_now() == []
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_servers_that_no_engine_needs_end(config: Config, error: type[BaseException]) -> None:
-    """The run may be complete, refused or interrupted."""
-    begun = []
-
-    def flow() -> None:
-        with servers_begun(config):
-            begun.extend(servers_now())
-            raise error
-
-    with pytest.raises(error):
-        flow()
-    assert len(begun) == 2
-    wait_gone(begun)
 
 
 def test_a_server_that_has_died_begins_again(config: Config, tmp_path: Path) -> None:

@@ -204,9 +204,7 @@ def test_answers_have_a_bound(status: int, encoding: str, monkeypatch: pytest.Mo
         sent[0] = 0
         tracemalloc.start()
         try:
-            with pytest.raises(
-                (MalformedError, InferenceError, AbortedError), match="more than .* bytes|answered 404"
-            ):
+            with pytest.raises((MalformedError, InferenceError, AbortedError), match="more than .* bytes|answered 404"):
                 ask(answer, question)
             assert tracemalloc.get_traced_memory()[1] < 2**25
         finally:
