@@ -92,14 +92,10 @@ def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) ->
         resolve("smoke", [f"agent={{type: openai, args: {{entry: '{entry}'}}}}"])
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1", ":80", "unix:/here.sock"])
-def test_an_address_that_nobody_can_listen_on_is_refused(listen: str) -> None:
-    """Before vLLM starts, which takes a minute."""
-    with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*should match pattern"):
-        resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
-
-
-def test_tools_for_an_agent_without_tools_are_refused() -> None:
-    """A policy that would never see them is an error of the configuration."""
+def test_what_nobody_would_see_or_reach_is_refused() -> None:
+    """Before vLLM starts, which takes a minute: tools of an agent without tools, and addresses that are none."""
+    for listen in ("127.0.0.1", ":80", "unix:/here.sock"):
+        with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*should match pattern"):
+            resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
     with pytest.raises(ConfigError, match="agent 'math-multi-turn' uses no tools"):
         resolve("demo-tools", ["agent={type: math-multi-turn, tools: [calculator]}"])

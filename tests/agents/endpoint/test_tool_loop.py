@@ -16,32 +16,17 @@ def compute(expression: str, name: str = "calculator") -> str:
 
 def test_calls_are_answered_and_recorded(qwen3: Chat, verifier: Verifier) -> None:
     """A turn with calls is no answer; its outputs are recorded, and in the tokens that follow, outside the loss."""
-    row = played(qwen3, verifier, "openai", [f"{compute('1 + 2')}\n{compute('2 * 3')}", RIGHT])
+    row = played(qwen3, verifier, "openai", [f"{compute('1 + 2')}\n{compute('1 / 0')}", RIGHT])
     assert (row.status, row.ungraded, row.follows) == ("completed", [0], [-1, 0])
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
     assert the_calls(row) == [
         Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"),
-        Call(0, "", "calculator", '{"expression": "2 * 3"}', "6", "answered"),
+        Call(0, "", "calculator", '{"expression": "1 / 0"}', "error: division by zero", "failed"),
     ]
     between = qwen3.tokenizer.decode(row.token_ids[row.turns[0].end : row.turns[1].start])
     assert "<tool_response>\n3\n</tool_response>" in between
     assert not any(row.action_mask[row.turns[0].end : row.turns[1].start])
     assert len(row.sequence_starts) == 1
-
-
-@pytest.mark.parametrize(
-    ("said", "status", "output"),
-    [
-        (compute("1 / 0"), "failed", "error: "),
-        (compute("1", name="calculate"), "failed", "error: no tool 'calculate', did you mean 'calculator'?"),
-    ],
-)
-def test_failed_calls(qwen3: Chat, verifier: Verifier, said: str, status: str, output: str) -> None:
-    """The policy hears of an error."""
-    row = played(qwen3, verifier, "openai", [said, RIGHT])
-    (made,) = row.calls
-    assert made.status == status
-    assert made.output.startswith(output)
 
 
 NO_JSON, NO_OBJECT = "error: the arguments are not valid JSON: ", "error: the arguments are not a JSON object"
@@ -53,16 +38,14 @@ NO_JSON, NO_OBJECT = "error: the arguments are not valid JSON: ", "error: the ar
     [
         ('{"name": "calculator", "arguments": {"expression": "1 + 2",}}', NO_JSON),
         ("{'name': 'calculator', 'arguments': {'expression': '1 + 2'}}", NO_JSON),
-        ('{"name": "calculator", "arguments": {"expression": "1 +\n2"}}', NO_JSON),
-        ('{"name": "calculator", "arguments": {"expression": "1 + 2"}', NO_JSON),
         ('{"name": "calculator", "arguments": "1 + 2"}', NO_JSON),
         ('{"name": "calculator", "arguments": "[1, 2]"}', NO_OBJECT),
         ('{"name": "calculator", "arguments": [1, 2]}', "error: "),
-        ('{"name": "calculator", "arguments": null}', "error: "),
         ('{"name": "calculator", "arguments": {"expression": NaN}}', "error: "),
+        ('{"name": "calculator", "arguments": {"expression": "\\ud83d"}}', "error: "),
         ('[{"name": "calculator", "arguments": {"expression": "1 + 2"}}]', NO_OBJECT),
         ('{"arguments": {"expression": "1 + 2"}}', "error: no tool '';"),
-        ("1 + 2", NO_JSON),
+        ("[" * 3000, NO_JSON),
         ("", "error: no tool '';"),
     ],
 )
@@ -71,15 +54,18 @@ def test_calls_that_cannot_be_read(qwen3: Chat, verifier: Verifier, body: str, o
     says = [f"<tool_call>\n{body}\n</tool_call>\n{compute('1 + 2')}", RIGHT]
     row = played(qwen3, verifier, "openai", says, {"renderer": renderer})
     assert (row.status, row.ungraded, [turn.verdict for turn in row.turns]) == ("completed", [0], ["", "correct"])
-    broken, whole = row.calls
+    broken, *others = row.calls
     assert (broken.status, broken.output.startswith(output)) == ("unparsable", True)
-    assert (whole.status, whole.output) == ("answered", "3")
-    assert row.turns[0].feedback == f"{broken.output}\n3"
+    lost = renderer == "auto" and body.startswith("[[")  # the library reads nothing of a completion that is so deep
+    assert [(whole.status, whole.output) for whole in others] == ([] if lost else [("answered", "3")])
+    assert row.turns[0].feedback == "\n".join(each.output for each in row.calls)
     assert len(row.sequence_starts) == 1
 
 
-def test_a_call_without_an_end_is_no_answer(qwen3: Chat, verifier: Verifier) -> None:
+def test_calls_without_an_end_or_a_tool_are_no_answers(qwen3: Chat, verifier: Verifier) -> None:
     """So is one that the limit of tokens cut."""
     row = played(qwen3, verifier, "openai", ['<tool_call>\n{"name": "calculator", "arguments": {"expr', RIGHT])
     assert (row.ungraded, [call.status for call in row.calls]) == ([0], ["unparsable"])
     assert row.turns[0].feedback.startswith(NO_JSON)
+    row = played(qwen3, verifier, "openai", [compute("1", name="calculate"), RIGHT])
+    assert row.calls[0].output.startswith("error: no tool 'calculate', did you mean 'calculator'?")
