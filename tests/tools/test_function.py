@@ -21,6 +21,8 @@ async def weather(place: Place, days: Annotated[int, Field(ge=1)] = 1, *, unit: 
 
 async def fail(kind: str) -> str:
     """Fail."""
+    if kind == "files":
+        raise ConnectionError("no answer") from OSError(errno.EMFILE, "Too many open files")
     raise {"key": KeyError("x"), "exit": SystemExit(3), "tool": ToolError("no such city")}[kind]
 
 
@@ -38,47 +40,31 @@ def test_the_schema_comes_from_the_signature() -> None:
     assert properties["days"] == {"default": 1, "minimum": 1, "title": "Days", "type": "integer"}
     assert properties["unit"]["enum"] == ["C", "F"]
     assert tool.parameters["$defs"]["Place"]["required"] == ["city"]
-
-
-def test_results_are_texts_or_json() -> None:
-    """Arguments arrive as the annotated types, with defaults for those left out."""
+    # Arguments arrive as the annotated types, with defaults for those left out; results are texts or JSON.
     assert call(weather, {"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("function", "arguments", "message"),
     [
-        ({}, "place: Missing required argument"),
-        ({"place": {"city": "a"}, "days": 0}, "days: Input should be greater than or equal to 1"),
-        ({"place": {"city": "a"}, "hour": 1}, "hour: Unexpected keyword argument"),
+        (weather, {}, "place: Missing required argument"),
+        (weather, {"place": {"city": "a"}, "days": 0}, "days: Input should be greater than or equal to 1"),
+        (weather, {"place": {"city": "a"}, "hour": 1}, "hour: Unexpected keyword argument"),
+        (fail, {"kind": "key"}, "KeyError: 'x'"),
+        (fail, {"kind": "exit"}, "SystemExit: 3"),
+        (fail, {"kind": "tool"}, "no such city"),
     ],
 )
-def test_wrong_arguments_are_explained_and_not_passed(arguments: dict[str, Any], message: str) -> None:
-    """The policy reads which argument is wrong, in one line."""
+def test_what_goes_wrong_is_an_error_for_the_policy(function: Any, arguments: dict[str, Any], message: str) -> None:
+    """It reads which argument is wrong, in one line. A function that raises, or exits, costs its call."""
     with pytest.raises(ToolError, match=f"^{message}$"):
-        call(weather, arguments)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"), [("key", "KeyError: 'x'"), ("exit", "SystemExit: 3"), ("tool", "no such city")]
-)
-def test_an_exception_is_an_error_for_the_policy(kind: str, message: str) -> None:
-    """A function that raises, or exits, costs its call."""
-    with pytest.raises(ToolError, match=f"^{message}$"):
-        call(fail, {"kind": kind})
-
-
-async def short_of_files() -> str:
-    try:
-        raise OSError(errno.EMFILE, "Too many open files")
-    except OSError as error:
-        raise ConnectionError("no answer") from error
+        call(function, arguments)
 
 
 def test_an_error_of_the_machine_is_not_told_to_the_policy() -> None:
     """It fails the episode, which is then the set-up's fault."""
     with pytest.raises(ConnectionError, match="no answer"):
-        call(short_of_files, {})
+        call(fail, {"kind": "files"})
 
 
 def blocking(x: int) -> None: ...
