@@ -49,9 +49,6 @@ def test_what_ended_an_episode_decides(error: Exception, fault: str) -> None:
 def test_the_deadline_is_the_policys_while_it_samples() -> None:
     assert fault_of(TimeoutError(), sampled=True, sampling=True) == "policy"
     assert fault_of(TimeoutError(), sampled=True, sampling=False) == "set-up"
-
-
-def test_an_error_that_was_raised_from_itself_has_an_end() -> None:
-    error = ValueError("odd")
-    error.__cause__ = error
-    assert list(chain(error)) == [error]
+    odd = ValueError("odd")  # raised from itself: the chain of causes has an end
+    odd.__cause__ = odd
+    assert list(chain(odd)) == [odd]

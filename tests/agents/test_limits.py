@@ -1,13 +1,12 @@
 """Each turn says how many tokens it could have had, and whose limit cut it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.inference.api import Completion, GenerationConfig
+from tasks.inference.api import Completion
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, Asking, InTurn, question
 from tests.support.rollout_helpers import play
@@ -17,20 +16,12 @@ CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room 
 LONG = "3" * 300
 
 
-@dataclass
 class Cutting(InTurn):
-    """An engine whose completions all reach their limit: that of the request, or the room in the context."""
+    """An engine whose completions all reach their limit: that of the request, or the room, which `says` has."""
 
-    room: int = 100
-
-    async def generate(
-        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
-    ) -> list[Completion]:
-        most = min(gconfig.max_new_tokens, self.room)
-        return [
-            Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length", most)
-            for made in await super().generate(token_ids, gconfig, seed, replica)
-        ]
+    def _completion(self, reply: str | Exception) -> Completion:
+        made, most = super()._completion(reply), min(self.requests[-1][1].max_new_tokens, int(self.says[1]))
+        return Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length", most)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +45,6 @@ def test_only_a_limit_of_the_agents_own_truncates_nothing(
         assert answer.choices[0].finish_reason == "length"
         return RIGHT
 
-    engine = Cutting(chat, lambda *_: "", says=[LONG], room=room)
+    engine = Cutting(chat, lambda *_: "", says=[LONG, str(room)])
     (row,) = play(engine, Asking(chat, ask), verifier, group_size=1)
     assert (row.limits, row.status, row.reason) == (limits, status, reason)

@@ -155,10 +155,6 @@ def test_a_refused_system_prompt_is_reported() -> None:
     assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
     with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
         chat.prompt([SYSTEM, QUESTION])
-    deaf = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
-    assert deaf.prompt([QUESTION])
-    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
-        deaf.prompt([SYSTEM, QUESTION])
 
 
 def test_the_end_of_a_turn_is_the_templates() -> None:

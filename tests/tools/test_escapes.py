@@ -93,21 +93,6 @@ def test_projects_and_homes_in_a_visible_folder_are_covered(tmp_path: Path) -> N
     assert bubblewrap.hidden([str(tmp_path / "lib")], [project, other, tmp_path / "lib" / "absent"]) == [str(project)]
 
 
-async def test_packages_and_projects_may_lie_in_the_hidden_folder(
-    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sandbox has a /tmp of its own, in which it still sees packages that are installed under /tmp."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        package = Path(folder, "lib", "mpmath")
-        os.makedirs(package)
-        for path in (package / "__init__.py", Path(folder, "secret")):
-            with open(path, "w") as file:  # noqa: ASYNC230  # it is short
-                file.write("answer = 42")
-        monkeypatch.setattr(bubblewrap, "package_folders", lambda: (str(package),))
-        code = f"import mpmath, os\nprint(mpmath.answer, os.listdir({folder!r}))"
-        assert await run_code(sandboxes, code, packages=True) == "42 ['lib']\n"
-
-
 ATTEMPTS = {
     # Keys of AWS and vLLM are not in its environment.
     "variables": ("sorted(os.environ)", ["HOME", "OPENBLAS_NUM_THREADS", "PWD"]),
