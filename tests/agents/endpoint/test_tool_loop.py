@@ -1,13 +1,23 @@
-"""A policy that calls tools: what it called, what came back, and which turns were answers."""
+"""A policy that calls tools: what it called, what came back, and which turns were answers.
+
+Ids of calls are the client's business: which output belongs to which call counts, and not how a client says so.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.records import Call
 from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask
+from tasks.agents.endpoint.tree import number_calls
 from tasks.score.verifier import Verifier
-from tests.support.tool_calling import call, played, the_calls
-
-RIGHT = r"\boxed{3}"
+from tests.agents.endpoint.asking import RIGHT, asked, question
+from tests.support.tool_calling import ADD, call, played, the_calls
 
 
 def compute(expression: str, name: str = "calculator") -> str:
@@ -69,3 +79,96 @@ def test_calls_without_an_end_or_a_tool_are_no_answers(qwen3: Chat, verifier: Ve
     assert row.turns[0].feedback.startswith(NO_JSON)
     row = played(qwen3, verifier, "openai", [compute("1", name="calculate"), RIGHT])
     assert row.calls[0].output.startswith("error: no tool 'calculate', did you mean 'calculator'?")
+
+
+Write = Callable[[str, int], str]
+CLIENTS: dict[str, tuple[Write, Write]] = {
+    "rewrites": (lambda given, _: f"fc-{given}", lambda given, _: f"fc-{given}"),
+    "drops": (lambda *_: "", lambda *_: ""),
+    "drops those of outputs": (lambda given, _: given, lambda *_: ""),
+    "numbers each turn": (lambda _, number: f"call_{number}", lambda _, number: f"call_{number}"),
+    "names the tool": (lambda *_: "add", lambda *_: "add"),
+    "keeps its own": (lambda _, number: f"mine-{number}", lambda given, _: given),
+}
+"""The ids that clients write in calls and in outputs, made of the given id and the number of the call in its turn."""
+FORMS = [None, '{"b":[2],"a":1.0}', '"{\\"b\\": [2], \\"a\\": 1.0}"']
+"""Arguments as other languages and libraries write them; None: as they were."""
+
+
+@pytest.mark.parametrize(("in_call", "in_output"), CLIENTS.values(), ids=CLIENTS)
+def test_a_conversation_goes_on_whatever_a_client_writes(
+    qwen3: Chat, verifier: Verifier, in_call: Write, in_output: Write
+) -> None:
+    """Two turns of two calls and an answer are one sequence, and each call has its own output."""
+    row = conversation(qwen3, verifier, in_call, in_output, FORMS[:1])
+    assert len({each.id for each in row.calls}) == 4
+
+
+def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
+    """Blanks, the order of members, and JSON in a string do not count; outputs may come in another order."""
+    for forms, turned in ((FORMS[1:2], False), (FORMS[2:], True)):
+        conversation(qwen3, verifier, lambda given, _: given, lambda given, _: given, forms, turned=turned)
+
+
+def conversation(
+    chat: Chat, verifier: Verifier, in_call: Write, in_output: Write, forms: Sequence[str | None], turned: bool = False
+) -> Any:
+    """Play an episode of two turns with calls, and check that it is one sequence; return its trajectory."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        messages, outputs = question(task), count(1)
+        while True:
+            answer = await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
+            message = answer.choices[0].message.model_dump(exclude_none=True)
+            messages.append(message)
+            if not message.get("tool_calls"):
+                return str(message["content"])
+            results = list[Any]()
+            for number, made in enumerate(message["tool_calls"]):
+                assert made["id"].startswith("call_")
+                output = {"role": "tool", "content": str(next(outputs)), "tool_call_id": in_output(made["id"], number)}
+                results.append(output)
+                made["id"] = in_call(made["id"], number)
+                made["function"]["arguments"] = forms[0] or made["function"]["arguments"]
+            messages += results[::-1] if turned else results
+
+    says = [call("add", a=1.0, b=[2]) * 2, call("add", a=1.0, b=[2]) * 2, RIGHT]
+    (row,) = asked(chat, verifier, ask, says=says)
+    assert (row.follows, len(row.sequence_starts)) == ([-1, 0, 1], 1)
+    assert [(each.turn, each.output, each.status) for each in row.calls] == [
+        (turn, str(2 * turn + number), "answered") for turn in (0, 1) for number in (1, 2)
+    ]
+    return row
+
+
+KINDS = st.lists(st.sampled_from(["user", "assistant", "calls", "tool"]), max_size=12)
+IDS = st.sampled_from(["", "a", "b", "c"])
+
+
+@given(kinds=KINDS, data=st.data())
+def test_numbers_follow_from_positions(kinds: list[str], data: st.DataObject) -> None:
+    """Other ids that say the same give the same numbers, and what comes after an answer changes none before it."""
+
+    def conversation(prefix: str) -> list[dict[str, Any]]:
+        return [
+            {"role": "tool", "content": "", "tool_call_id": prefix + drawn[0]}
+            if kind == "tool"
+            else {"role": "assistant", "content": "", "tool_calls": [{"id": prefix + name} for name in drawn]}
+            if kind == "calls"
+            else {"role": kind, "content": ""}
+            for kind, drawn in zip(kinds, ids, strict=True)
+        ]
+
+    ids = [data.draw(st.lists(IDS, min_size=1, max_size=3)) for _ in kinds]
+    numbered, renamed = conversation(""), conversation("other-")
+    number_calls(numbered)
+    number_calls(renamed)
+    assert renamed == numbered
+    for position, message in enumerate(numbered):
+        if message["role"] == "assistant":
+            begun = conversation("")[: position + 1]
+            number_calls(begun)
+            assert begun == numbered[: position + 1]
+    made = [each["id"] for message in numbered for each in message.get("tool_calls", ())]
+    assert len(set(made)) == len(made)
+    assert all(len(name) == 9 and name.isalnum() for name in made)
