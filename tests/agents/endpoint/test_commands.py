@@ -11,14 +11,12 @@ import pytest
 from configs.rollout import Rollout
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.command_agent import CommandAgent, _apart
+from tasks.agents.command_agent import CommandAgent
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.registry import files_of
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
-
-needs_bubblewrap = pytest.mark.skipif(not _apart(), reason="bubblewrap cannot hide processes here")
 
 ASK = """
 import json, os, sys, urllib.request
@@ -86,44 +84,15 @@ def test_a_command_gets_what_it_was_promised(
     assert (row.status, row.reason) == ("completed", "")
 
 
-@pytest.mark.parametrize(
-    ("leave", "hide"),
-    [
-        ("sleep({})", False),
-        ("sleep({'start_new_session': True})", False),
-        pytest.param("sleep({'start_new_session': True, 'env': {}})", True, marks=needs_bubblewrap),
-        ("sleep({}).wait()", True),
-    ],
-)
-def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, hide: bool) -> None:
+@pytest.mark.parametrize("leave", ["sleep({})", "sleep({'start_new_session': True})", "sleep({}).wait()"])
+def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str) -> None:
     """Whatever a command starts ends with its episode, in whichever process group it is."""
     seconds, waits = f"600.{secrets.randbelow(10**9)}", "wait" in leave
     code = f"import subprocess\ndef sleep(options): return subprocess.Popen(['sleep', '{seconds}'], **options)\n"
-    row = the_one(chat, verifier, f"{code}{leave}\nask()", 5.0 if waits else 60.0, hide_processes=hide)
+    row = the_one(chat, verifier, f"{code}{leave}\nask()", 5.0 if waits else 60.0)
     assert row.status == ("failed" if waits else "completed"), row.reason
     processes = psutil.process_iter(["cmdline"])
     wait_gone([process for process in processes if seconds in (process.info["cmdline"] or ())], within_s=2)
-
-
-@needs_bubblewrap
-def test_a_command_finds_no_other_key(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
-    """In /proc it sees its own processes only: with another episode's key it could ask in that one's place."""
-    code = f"""
-import glob, re, time
-key, folder = os.environ["OPENAI_API_KEY"], {str(tmp_path)!r}
-open(f"{{folder}}/{{key}}", "w").close()
-while len(os.listdir(folder)) < 3:
-    time.sleep(0.01)
-found = set()
-for path in glob.glob("/proc/[0-9]*/environ"):
-    found |= set(re.findall(rb"OPENAI_API_KEY=([^\\0]+)", open(path, "rb").read()))
-ask()
-print(3 if found == {{key.encode()}} else 4)
-time.sleep(0.5)
-"""
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    rows = play(engine, command(chat, code), verifier, group_size=3, settings=Rollout(episode_deadline_s=60))
-    assert [(row.status, row.turns[0].verdict) for row in rows] == [("completed", "correct")] * 3
 
 
 class Broken(MathVerifyEnvironment):
