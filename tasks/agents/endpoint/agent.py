@@ -13,7 +13,7 @@ from pydantic import Field
 from storage.records import Problem, Trajectory
 from storage.visible import described
 from tasks.agents.answers import open_reader
-from tasks.agents.endpoint.completions import Completions, OverrunError
+from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError
 from tasks.agents.endpoint.protocol import MODEL, ResponseFormats, invalid
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.endpoint.tree import Node, record
@@ -217,13 +217,12 @@ class EndpointAgent(ABC):
         nodes = completions.tree.nodes
         if not isinstance(error, Exception):
             return error
-        if nodes and completions.out_of_context:
-            return ContextLengthError(f"no room in the context: {completions.out_of_context}")
+        refusal = completions.refusal
+        if nodes and refusal and refusal.code == OUT_OF_CONTEXT:
+            return ContextLengthError(f"no room in the context: {refusal}")
         if nodes and any(call.status == "unparsable" for call in nodes[-1].calls):
             return UnreadableCallsError(f"{described(error)}, after a call that cannot be read")
-        if completions.refused:
-            return RuntimeError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")
-        return error
+        return RuntimeError(f"{described(error)}; the endpoint had refused: {refusal}") if refusal else error
 
 
 class UnreadableCallsError(PolicyError):

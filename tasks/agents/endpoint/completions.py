@@ -41,8 +41,7 @@ class Completions:
     Attributes:
         formats: what becomes of `response_format`.
         tree: what was sampled so far.
-        refused: what was wrong with the requests that were refused, the first few.
-        out_of_context: why the newest request was refused, if the context has no room for it; otherwise empty.
+        refusal: the error that answered the newest request; None if it was answered, or is being answered.
         overrun: whether there were more requests than an episode may send.
     """
 
@@ -53,8 +52,7 @@ class Completions:
     engine: EpisodeEngine
     formats: protocol.ResponseFormats = "refuse"
     tree: Tree = field(default_factory=Tree)
-    refused: list[str] = field(default_factory=list)
-    out_of_context: str = ""
+    refusal: EndpointError | None = None
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
     _loop: "asyncio.AbstractEventLoop | None" = None
@@ -114,7 +112,7 @@ class Completions:
 
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
-        self.out_of_context = ""
+        self.refusal = None
         with self.noting("internal_error"):
             request, number = protocol.parse_request(body, self.formats), next(self._numbers)
             if number >= self.max_requests:
@@ -158,15 +156,10 @@ class Completions:
         try:
             yield
         except Exception as error:
-            failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
-            refusal = f"{failed.status} {failed.code}: {failed.message}"
-            if failed.code == OUT_OF_CONTEXT:
-                self.out_of_context = refusal
-            if len(self.refused) < 3:
-                self.refused.append(refusal)
-            if failed is error:
+            self.refusal = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
+            if self.refusal is error:
                 raise
-            raise failed from error
+            raise self.refusal from error
 
     def _prompt(self, request: ChatRequest, position: Position) -> list[int]:
         """Return the ids of a prompt, which goes on with the tokens of the completion before if the template allows it.

@@ -46,7 +46,7 @@ class EndpointError(Exception):
     """
 
     def __init__(self, status: int, code: str, message: str, parameter: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(f"{status} {code}: {message}")
         self.status, self.code, self.message, self.parameter = status, code, message, parameter
 
     def body(self) -> dict[str, Any]:
