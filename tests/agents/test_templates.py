@@ -175,13 +175,6 @@ def test_the_end_of_a_turn_is_the_templates() -> None:
     assert Chat(tokenizer).stop_token_ids == (text_end,)
 
 
-def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
-    """The template rewrites answers without a leading blank. This answer has one."""
-    chat = chat_of("blank")
-    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
-    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
-
-
 def test_a_turn_that_ends_after_a_newline() -> None:
     """If the template's newline is sampled or not, the end is not repeated and the newline is not in the answer."""
     tokenizer = make_tokenizer(ALL["spaced"])

@@ -41,25 +41,10 @@ def server_of(task: AgentTask) -> dict[str, Any]:
     return {"base_url": task.base_url, "api_key": task.api_key, "max_retries": 0}
 
 
-async def openai(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
-    """Ask with OpenAI's client, and call tools until the policy answers."""
+async def openai_in_a_stream(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
+    """Ask with OpenAI's client and its helper for streams, and call tools until the policy answers."""
     messages: list[Any] = [{"role": "developer", "content": BRIEF}]
     messages.append({"role": "user", "content": [{"type": "text", "text": task.prompt}]})
-    schemas: list[Any] = tools.schemas
-    while True:
-        completion = await client.chat.completions.create(
-            model=task.model, messages=messages, tools=schemas, tool_choice="auto", parallel_tool_calls=True
-        )
-        message = completion.choices[0].message
-        messages.append(message)
-        if not message.tool_calls:
-            return message.content or ""
-        messages += await tools.results(message.tool_calls)
-
-
-async def openai_in_a_stream(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
-    """Do the same with the client's helper for streams."""
-    messages: list[Any] = [{"role": "user", "content": task.prompt}]
     schemas: list[Any] = tools.schemas
     while True:
         async with client.chat.completions.stream(

@@ -1,20 +1,17 @@
 """Agents of many frameworks are trained as they are: what the policy sampled is recorded token by token."""
 
-import sys
-
 import pytest
 
-from storage.records import Call, Trajectory
+from storage.records import Call
 from tasks.agents import faults
 from tasks.agents.chat import Chat
 from tasks.score.verifier import Verifier
-from tests.support.paths import ROOT
 from tests.support.tool_calling import call, played, the_calls
 
 EXAMPLES = "tests.agents.frameworks.examples"
 CALLS, ANSWER = call("calculator", expression="1 + 2"), r"\boxed{3}"
 PACKAGES = {
-    "openai": "openai", "openai_in_a_stream": "openai", "openai_sdk": "agents", "langgraph": "langchain",
+    "openai_in_a_stream": "openai", "openai_sdk": "agents", "langgraph": "langchain",
     "pydantic_ai": "pydantic_ai", "strands": "strands",
 }  # fmt: skip
 """The functions of `examples.py`, and the packages that they need."""
@@ -36,7 +33,11 @@ def test_calls_and_answer_are_one_sequence(qwen3: Chat, verifier: Verifier, name
     """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
     pytest.importorskip(package, reason="make setup-agents")
     row = played(qwen3, verifier, "openai", [CALLS, ANSWER], {"entry": f"{EXAMPLES}:{name}"})
-    check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
+    assert (row.status, row.reason) == ("completed", "")
+    assert the_calls(row) == [Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered")]
+    assert (row.ungraded, row.follows, row.sequence_starts) == ([0], [-1, 0], [0])
+    assert [turn.verdict for turn in row.turns] == ["", "correct"]
+    assert sum(row.action_mask) == sum(turn.end - turn.start for turn in row.turns)
 
 
 def fields(**values: str) -> str:
@@ -96,15 +97,6 @@ def test_the_errors_that_are_the_policys_exist(qwen3: Chat, verifier: Verifier) 
     assert (row.status, row.fault) == ("failed", "policy")
 
 
-def check_answered(row: Trajectory, made: Call) -> None:
-    """Check an episode of a call and an answer."""
-    assert (row.status, row.reason) == ("completed", "")
-    assert the_calls(row) == [made]
-    assert (row.ungraded, row.follows, row.sequence_starts) == ([0], [-1, 0], [0])
-    assert [turn.verdict for turn in row.turns] == ["", "correct"]
-    assert sum(row.action_mask) == sum(turn.end - turn.start for turn in row.turns)
-
-
 FINAL = call("final_answer", answer=r"\boxed{3}")
 ADDS = "Thought: I add.\n<code>\nprint(add(1, 2))\n</code>"
 ENDS = 'Thought: It is 3.\n<code>\nfinal_answer("\\\\boxed{3}")\n</code>'
@@ -129,10 +121,3 @@ def test_smolagents_has_a_sequence_for_each_step(
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
     assert row.answers == [None, r"\boxed{3}"]
     assert "3" in qwen3.decode(row.token_ids[row.sequence_starts[1] : row.turns[1].start]).split("Observation")[-1]
-
-
-def test_a_program_without_any_package(qwen3: Chat, verifier: Verifier) -> None:
-    """A program that posts JSON is an agent with tools as good as the others."""
-    argv = [sys.executable, str(ROOT / "tests/agents/frameworks/program.py")]
-    row = played(qwen3, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], {"argv": argv})
-    check_answered(row, Call(0, "", "add", '{"numbers": [1, 2]}', "3", "answered"))
