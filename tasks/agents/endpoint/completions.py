@@ -123,13 +123,13 @@ class Completions:
                 message = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
                 raise EndpointError(429, "too_many_requests", message)
             try:
-                position = self.tree.find(request.messages, request.specs)
+                position = self.tree.find(request.conversation, request.specs)
             except TypeError as error:
                 raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
             if position.new and position.new[-1]["role"] == "assistant":
                 message = "the last message is the assistant's, and no completion of this episode: end with another one"
                 raise invalid(message, "messages")
-            large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
+            large = len(orjson.dumps([request.conversation, request.specs])) > _LARGE
             prompt_ids = (
                 await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
             )
@@ -172,7 +172,7 @@ class Completions:
         try:
             if parent:
                 ids = chat.continuation(parent.messages, parent.completion.token_ids, position.new, request.specs)
-            prompt_ids = parent.token_ids + ids if parent and ids else chat.prompt(request.messages, request.specs)
+            prompt_ids = parent.token_ids + ids if parent and ids else chat.prompt(request.conversation, request.specs)
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
         if len(prompt_ids) >= limit:
@@ -199,7 +199,7 @@ class Completions:
             seed=outputs.seeds[index],
             latency_s=outputs.latency_s,
             text=chat.decode(completion.token_ids, outputs.prompt_ids),
-            messages=request.messages,
+            messages=request.conversation,
             message=_message(answer, calls, request.stop_texts),
             cut=completion.finish_reason == "length"
             and len(completion.token_ids) == (request.most_tokens or most) < most,

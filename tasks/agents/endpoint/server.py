@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Self
 
@@ -31,7 +31,6 @@ class EndpointServer:
     def __init__(self, listen: str) -> None:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
-        self._open = AsyncExitStack()
         self.base_url = ""
         """The base URL for clients, once the server runs."""
 
@@ -40,23 +39,22 @@ class EndpointServer:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(
+        self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
         )
-        await runner.setup()
-        self._open.push_async_callback(runner.cleanup)
+        await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
         try:
-            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
-            await self._open.aclose()
+            await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
-        name, number = runner.addresses[0][:2]
+        name, number = self._runner.addresses[0][:2]
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
+        await self._runner.cleanup()
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
