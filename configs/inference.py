@@ -57,7 +57,7 @@ class Inference(Servers):
     and this project in PYTHONPATH they tell which weights they hold: needed in half precision, and for tied embeddings
     on a CPU. Whoever reaches the routes of VLLM_SERVER_DEV_MODE can change weights and write files, without the key: on
     this machine give --uds a path in a folder with mode 0700, over a network let a proxy ask for the key on every route
-    (tasks/inference/README.md). Servers that are open to others are warned of."""
+    (tasks/inference/README.md)."""
     replicas: PositiveInt = 1
     """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
     all GPUs if that is not set. Too few GPUs are an error. Servers take the last GPUs and the trainer takes the first

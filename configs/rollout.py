@@ -54,8 +54,8 @@ class Rollout(Knobs):
     rows_per_shard: PositiveInt = 256
     """Number of trajectories in one Parquet shard; a shard is written as soon as it is full."""
     allow_biased_sampling: bool = False
-    """Train even if top_p, top_k or a JSON schema (`response_format: enforce` of agents) bias the recorded logprobs,
-    which are then those of the tokens that were left to sample from."""
+    """Train even if top_p or top_k bias the recorded logprobs, which are then those of the tokens that were left to
+    sample from."""
     allow_own_sampling: bool = False
     """Let agents with queues ask with another temperature, top_p or top_k than `sampling`, although training takes the
     logprobs for those of `sampling`. Otherwise such a request fails its episode."""

@@ -182,10 +182,6 @@ def sampling(config: Config) -> Refusals:
     if (knobs.top_p < 1 or knobs.top_k > 0) and not config.rollout.allow_biased_sampling:
         biased = f"sampling.top_p={knobs.top_p}, sampling.top_k={knobs.top_k} bias the recorded logprobs"
         yield f"{biased}: use 1.0 and 0, or set rollout.allow_biased_sampling=true"
-    enforced = [where for where, each in config.played if each.agent.args.get("response_format") == "enforce"]
-    if enforced and not config.rollout.allow_biased_sampling:
-        biased = f"{enforced[0]}agent.args.response_format=enforce biases the recorded logprobs"
-        yield f"{biased}: use ignore, or set rollout.allow_biased_sampling=true"
     if knobs.max_new_tokens >= context:
         yield f"sampling.max_new_tokens={knobs.max_new_tokens} does not fit into inference.max_model_len={context}"
 

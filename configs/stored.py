@@ -96,6 +96,7 @@ CHANGES: Sequence[Change] = (
     Change("score.success", was="reward", now="said"),
     Change("score.tries", was="sum"),
     Change("storage.keep", was=None),
+    Change("agent.args.hide_processes", note="a command sees all processes of its user"),
     Change("algorithm.recompute_logprob", note=_OBJECTIVE),
     Change("algorithm.use_decoupled_loss", note=_OBJECTIVE),
     Change("cluster.gpus_per_worker", note="a worker needs those of its inference.replicas servers"),

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.evaluate import HELD_OUT
 from flows.run.workspace import Workspace
-from flows.stages.rollout import unplayable, warn_of_marks
+from flows.stages.rollout import unplayable
 from flows.stages.score import annotate, counted_questions
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
@@ -87,7 +87,6 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
         if draft:
             workers.serve(policy)
             problems = workspace.read_problems(protocol.problem_set)
-            warn_of_marks(workspace, policy, problems)
             without_room = unplayable(workspace, policy, problems)
             played = [problem for problem in problems if problem.problem_id not in without_room]
             metrics = play(plan, played, workers, draft, get_run_logger().info)

@@ -17,7 +17,7 @@ from storage.telemetry.spans import making
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from tasks.agents.chat import fetch_chat
-from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
+from tasks.agents.problem_checks import describe_lacking, without_room
 from tasks.inference.api import GenerationConfig
 from tasks.problems import exclusions, mixture
 from tasks.rollout.outcomes import FaultAlarm
@@ -102,7 +102,6 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
         pools.append(Pool(problems, chances, playable, part.name, shares.get(part.name, 1.0)))
     first = layout.checkpoint(workspace.name, 0)  # all policies of a run have the same tokenizer
     drawn_from = [problem for pool in pools for problem in pool.problems]
-    warn_of_marks(workspace, first, drawn_from)
     without_room = unplayable(workspace, first, drawn_from)
     return [replace(pool, playable=pool.playable - without_room) for pool in pools]
 
@@ -117,12 +116,6 @@ def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[r
     if lacking:
         get_run_logger().warning("%s: they are not played", describe_lacking(lacking, len(problems), workspace.config))
     return {problem.problem_id for problem in lacking}
-
-
-def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[records.Problem]) -> None:
-    """Name the problems that spell out control tokens of a policy."""
-    if warning := describe_marked(problems, fetch_chat(workspace.store, policy, workspace.cache).control):
-        get_run_logger().warning("%s", warning)
 
 
 def _draw(

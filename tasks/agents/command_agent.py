@@ -3,12 +3,9 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
-import subprocess
 from dataclasses import dataclass
-from functools import cache
 from tempfile import TemporaryFile
 from typing import IO, Annotated, Any
 
@@ -19,8 +16,6 @@ from storage.processes.folder import TemporaryFolder
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.registry import refuse_changed
-
-logger = logging.getLogger(__name__)
 
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 LONGEST_OUTPUT = 1_000_000
@@ -41,27 +36,19 @@ class CommandAgent(EndpointAgent):
     `{"action": "…"}` to `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0
     fails the episode.
 
-    It runs in an empty folder of its own and, where bubblewrap works, sees no processes but its own: in /proc it would
-    find the keys of other episodes. When it ends, or its episode does, its process group is killed, and every process
-    with its key in the environment. They are also killed when the rollout's process ends, however it does.
+    It runs in an empty folder of its own. When it ends, or its episode does, its process group is killed, and every
+    process with its key in the environment. They are also killed when the rollout's process ends, however it does.
 
     Args:
         context: the pipeline gives it to every agent.
         argv: program and arguments.
         pass_environment: names of variables that the command needs; besides these it gets only PATH, HOME, LANG and the
             like, and no secrets.
-        hide_processes: False lets the command see all processes of this user, and gain privileges (sudo, rootless
-            podman), which it cannot otherwise.
         turn_discount, renderer, listen, max_requests, response_format: see `EndpointAgent`.
     """
 
     argv: Annotated[list[str], Field(min_length=1)]
     pass_environment: list[str] | None = None
-    hide_processes: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._command = [*(_apart() if self.hide_processes else ()), *self.argv]
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
@@ -95,7 +82,7 @@ class CommandAgent(EndpointAgent):
         if "PYTHONPATH" in env:  # the command runs in another folder
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
-        process = await asyncio.create_subprocess_exec(*self._command, env=env, start_new_session=True, **options)
+        process = await asyncio.create_subprocess_exec(*self.argv, env=env, start_new_session=True, **options)
         try:
             status = await process.wait()
             return status if status >= 0 else 128 - status
@@ -105,22 +92,6 @@ class CommandAgent(EndpointAgent):
             # Also what the command has started in groups of its own: it has the key in its environment.
             await asyncio.shield(asyncio.to_thread(kill_until_gone, f"OPENAI_API_KEY={task.api_key}"))
             await process.wait()
-
-
-@cache
-def _apart() -> tuple[str, ...]:
-    """Return the beginning of a command line by which a command sees only its own processes, if that is possible here.
-
-    Root keeps its capabilities, by which it could see the others nevertheless.
-    """
-    alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--die-with-parent"]
-    alone += [*(("--cap-add", "ALL") if os.geteuid() == 0 else ()), "--"]
-    try:
-        subprocess.run([*alone, "true"], timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("commands can read the keys of other episodes in /proc, because bubblewrap fails: %s", error)
-        return ()
-    return tuple(alone)
 
 
 def _text(file: IO[bytes]) -> str:

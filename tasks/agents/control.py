@@ -183,10 +183,6 @@ class ControlTokens:
         """Return descriptions of tools in which no text can become a control token."""
         return [_mapped(tool, self._others) for tool in tools]
 
-    def found_in(self, text: str) -> bool:
-        """Return whether a text, such as a problem's, contains that of a control token."""
-        return self._others(text) != text
-
     def encode(self, text: str) -> list[int]:
         """Return the ids of a rendered text: no special tokens are added, those that the template wrote are kept."""
         if JOINT not in text:

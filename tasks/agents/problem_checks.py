@@ -1,4 +1,4 @@
-"""Problems that a policy cannot play as they are: no room in its context, or control tokens spelled out."""
+"""Problems that a policy cannot play: its context has no room for them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from storage.grouping import grouped
 from storage.records import Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
-from tasks.agents.control import ControlTokens
 from tasks.agents.interface import AgentContext
 from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
@@ -90,15 +89,3 @@ def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
     around = len(chat.prompt([message | {"content": "?"} for message in messages]))
     longest = sum(len(message["content"].encode()) for message in messages)  # in tokens: each has a byte at least
     return around + longest <= most or len(chat.prompt(messages)) <= most
-
-
-def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
-    """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
-    shown = ((problem, first_messages(problem, problem.prompt)) for problem in problems)
-    marked = [problem for problem, messages in shown if any(control.found_in(each["content"]) for each in messages)]
-    if not marked:
-        return None
-    return (
-        f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
-        f"({_first_ids(marked)}): the policy reads them as text; check whether they belong there"
-    )

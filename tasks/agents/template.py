@@ -191,20 +191,20 @@ class Template:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in which the arguments of calls are objects instead of JSON texts, as templates expect."""
-    if not message.get("tool_calls"):
-        return message
-    calls = [call | {"function": _with_object(call["function"])} for call in message["tool_calls"]]
-    return message | {"tool_calls": calls}
+    """Return a message in which the arguments of calls are objects instead of JSON texts, as templates expect.
 
+    A text that is no object, by a policy, is in one.
+    """
 
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's function with an object as its arguments; a text that is none, by a policy, is in one."""
-    arguments = function["arguments"] or "{}"
-    with suppress(ValueError, RecursionError):
-        if isinstance(read := json.loads(arguments), dict):
-            return function | {"arguments": read}
-    return function | {"arguments": {"arguments": arguments}}
+    def read(function: dict[str, Any]) -> dict[str, Any]:
+        arguments = function["arguments"] or "{}"
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(arguments), dict):
+                return function | {"arguments": found}
+        return function | {"arguments": {"arguments": arguments}}
+
+    calls = [call | {"function": read(call["function"])} for call in message.get("tool_calls") or ()]
+    return message | {"tool_calls": calls} if calls else message
 
 
 def _roles(messages: Messages) -> str:

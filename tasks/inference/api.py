@@ -1,12 +1,17 @@
-"""The types of an agent's requests to an engine and of the answers, and the seeds of what is drawn."""
+"""The types of an agent's requests to an engine and of the answers, how vLLM's answers are read, and seeds of draws."""
 
 import hashlib
+from base64 import b64decode
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
+from configs.inference import RETURN_EXPERTS
 from configs.knobs import Temperature
+from storage.records import pack_experts, unpack_experts
+
+_LARGEST_NUMBER = 3e38  # annotations are stored as float32
 
 
 class InferenceError(RuntimeError):
@@ -52,7 +57,6 @@ class GenerationConfig:
     stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()  # end a completion; their tokens are returned, too
     seed: int | None = None  # the agent's own; episodes with the same number still differ
-    json_schema: str = ""  # JSON of a schema: only tokens that it allows are sampled, and the logprobs are among these
 
     def __post_init__(self) -> None:
         try:
@@ -115,6 +119,60 @@ class Generator(Protocol):
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         """Return `gconfig.n` completions; completion i is sampled with seed + i."""
+
+
+def number(value: Any) -> float:
+    if isinstance(value, bool) or not abs(value) < _LARGEST_NUMBER:
+        raise ValueError(f"{value!r:.80} is no number that can be stored")
+    return float(value)
+
+
+def completion_of(choice: dict[str, Any], limit: int, experts: bytes) -> Completion:
+    ids, versions = choice["token_ids"], list[int]()
+    spans = [(int(span["version"]), span["end"] - span["start"]) for span in choice["weight_versions"]]
+    if not all(type(value) is int and 0 <= value < 2**31 for value in (*ids, *(length for _, length in spans))):
+        raise TypeError("a token, or the length of a span, is no number of 31 bits")
+    if not len(choice["logprobs"]["content"]) == sum(length for _, length in spans) == len(ids) <= limit:
+        raise ValueError(f"{len(ids)} tokens, of {limit}, and other numbers of logprobs or versions")
+    for version, length in spans:
+        versions += [version] * length
+    return Completion(
+        token_ids=ids,
+        logprobs=[number(entry["logprob"]) for entry in choice["logprobs"]["content"]],
+        versions=versions,
+        finish_reason=choice["finish_reason"],
+        limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
+        experts=experts,
+    )
+
+
+def experts_of(choice: dict[str, Any], prompt: int, *, cut: bool = False) -> bytes:
+    """Return the experts of a choice of a server's answer, as `storage.records.pack_experts` packs them.
+
+    With `--enable-return-routed-experts` a choice has those of all tokens that were read: base64 of a file in NumPy's
+    format .npy, [prompt + completion - 1, layers, experts per token]. The last token was not read. vLLM demands its
+    Model Runner V2 and prefix caching for it.
+
+    Args:
+        choice: an entry of `choices`.
+        prompt: number of tokens of the prompt.
+        cut: the completion was cut, so the experts of its last tokens may be missing.
+
+    Raises:
+        InferenceError: it has none.
+        ValueError: they cannot be read, or do not belong to its tokens.
+    """
+    if (encoded := choice.get("routed_experts")) is None:
+        raise InferenceError(
+            "a server answered without the experts that it chose, which train.routing_replay=true needs: start it with "
+            f"{RETURN_EXPERTS} (and prefix caching, on a GPU), or leave the knob out"
+        )
+    experts = unpack_experts(b64decode(encoded, validate=True))
+    missing = prompt + len(choice["token_ids"]) - 1 - len(experts)
+    if missing < 0 or (missing and not cut):
+        both = f"a prompt of {prompt} and a completion of {len(choice['token_ids'])}"
+        raise ValueError(f"the experts of {len(experts)} tokens for {both}: expected one less than both")
+    return pack_experts(experts)
 
 
 def derive(*parts: int | str) -> int:

@@ -17,7 +17,7 @@ from tasks.inference.api import InferenceError
 from tasks.inference.client import LOST, Client
 from tasks.inference.devices import deal_beside, visible_devices
 from tasks.inference.location import CONFIG, folder_of, identities, identity_of
-from tasks.inference.server import Server, bring_in
+from tasks.inference.server import Server, bring_in, start_all
 from tasks.inference.weight_sums import UNTOLD, differing, sums_of_folder
 
 logger = logging.getLogger(__name__)
@@ -57,13 +57,8 @@ class BesideModels:
         Raises:
             InferenceError, ValueError, StorageError: see `connect`.
         """
-
-        async def connect_all() -> None:
-            for role in self._config.models.served():
-                async with self.connect(role):
-                    pass
-
-        asyncio.run(connect_all())
+        for role in self._config.models.served():
+            self.repair(role)
 
     @asynccontextmanager
     async def connect(self, role: Role) -> AsyncIterator[list[Client]]:
@@ -97,11 +92,7 @@ class BesideModels:
 
     def _start(self, role: Role, servers: Sequence[Server]) -> None:
         self._proven.discard(role)
-        for server in servers:
-            logger.info("starting vLLM for models.%s at %s; its log is %s", role, server.url, server.log)
-            server.start_serving(folder_of(self._config, role))
-        for server in servers:
-            server.wait_until_healthy()
+        start_all(servers, folder_of(self._config, role))
 
     async def _prove(self, role: Role, knobs: ServedModel) -> None:
         """Compare the sums of all weights that servers hold with those of the files.
@@ -119,7 +110,6 @@ class BesideModels:
         for url in knobs.urls or [server.url for server in self._servers[role]]:
             try:
                 async with self._client(role, knobs, url) as client:
-                    await client.warn_if_open()
                     held = expected if quantised else await client.weight_sums()
                     if role != "reward":  # vLLM begins with a version that is no number
                         await client.set_weight_version(0)

@@ -16,9 +16,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from storage.records import HIGHEST_LOGPROB
-from storage.visible import described, without_secrets
+from storage.visible import described, visible, without_secrets
 from tasks.inference import api
-from tasks.inference.completions import LARGEST_ERROR, LONGEST_SHOWN, completion_of, experts_of, number, shown
 from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
@@ -36,13 +35,14 @@ _CHECK_S = 1.0
 """Seconds between two questions whether an engine lives of which an answer is awaited."""
 LOST = (aiohttp.ClientError, TimeoutError, ConnectionError)
 """Errors of requests to a server that may have ended."""
-_WARNED_OF = set[str]()
 _TRANSIENT = (*LOST, api.AbortedError)
 _LATER = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _LARGEST = 2**26
 """Bytes of the largest answer, besides those that grow with its tokens: the sums of a large model's weights."""
-_LARGEST_SAID = 2**22
-"""Bytes of the largest answer of a judge or a reward model."""
+_LARGEST_ERROR = 2**16
+"""Bytes that are read of an error."""
+_LONGEST_SHOWN = 500
+"""Characters of an answer in a message."""
 _OF_TOKEN, _WITH_EXPERTS = 2**9, 2**12
 """Bytes of an answer for each token, also with the experts of many layers."""
 
@@ -140,40 +140,23 @@ class Client:
         """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
             return (await self._send("/health", method="GET", limit_s=self._timeout_s))[0]
-        except api.InferenceError:  # a redirect: not healthy, but nothing has died
-            return HTTPStatus.FOUND
         except (*LOST, OSError):
             return 0
-
-    async def warn_if_open(self) -> None:
-        """Warn, once, of a server whose weights others can change: vLLM asks for its key in /v1 and /inference only."""
-        folders = reversed(Path(self.url.removeprefix(UNIX)).parents if self.url.startswith(UNIX) else ())
-        if self.url in _WARNED_OF or any(folder.exists() and not folder.stat().st_mode & 1 for folder in folders):
-            return  # of a socket in a folder that others cannot enter
-        _WARNED_OF.add(self.url)
-        how: dict[str, Any] = {"json": {}, "headers": {"Authorization": ""}, "allow_redirects": False}
-        async with self._session.post(f"{self._base}/collective_rpc", **how) as response:
-            if response.status == HTTPStatus.BAD_REQUEST:  # what it lacks is not the key, but the name of a method
-                logger.warning(
-                    "%s lets everybody who reaches it pause it, change its weights and write files: vLLM's key does "
-                    "not cover that. Close it as `inference.urls` says (configs/inference.py)",
-                    self.url,
-                )
 
     async def answers(self) -> bool:
         """Return whether the engine itself answers, and not only the process that takes its requests."""
         try:
             return (await self._send("/is_sleeping", method="GET"))[0] == HTTPStatus.OK
-        except (*LOST, api.InferenceError):
+        except LOST:
             return False
 
     async def metrics(self) -> list[Metric]:
         """Return what vLLM's engine counts; empty if the server does not answer soon, or answers something else."""
         try:
-            _, text = await self._send("/metrics", method="GET", limit_s=METRICS_S, most=_LARGEST_SAID)
+            _, text = await self._send("/metrics", method="GET", limit_s=METRICS_S)
             with self._reading(text):
                 return [each for each in text_string_to_metric_families(text.decode()) if each.name.startswith("vllm:")]
-        except (aiohttp.ClientError, TimeoutError, OSError, api.InferenceError):
+        except (*LOST, OSError):
             return []
 
     async def generate(
@@ -204,8 +187,6 @@ class Client:
         }
         if gconfig.stop:
             parameters["stop"] = gconfig.stop
-        if gconfig.json_schema:
-            parameters["structured_outputs"] = {"json": gconfig.json_schema}
         body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         try:
             answer, cut = await self._sample(body, self._most(gconfig.n))
@@ -220,8 +201,8 @@ class Client:
                     choice["finish_reason"] = "length"
             if unfinished := {str(choice["finish_reason"])[:20] for choice in choices} - {"stop", "length"}:
                 raise api.AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-            experts = [experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
-            return [completion_of(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
+            experts = [api.experts_of(choice, len(token_ids), cut=cut) if self._experts else b"" for choice in choices]
+            return [api.completion_of(choice, limit, of_it) for choice, of_it in zip(choices, experts, strict=True)]
 
     def _most(self, completions: int) -> int:
         """Return how many bytes an answer may have."""
@@ -237,9 +218,7 @@ class Client:
             if not done:
                 logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
                 ids = {"request_ids": [f"generate-tokens-{identity}"]}
-                with contextlib.suppress(
-                    aiohttp.ClientError, TimeoutError, api.InferenceError
-                ):  # it ends at its own limit
+                with contextlib.suppress(*LOST, api.InferenceError):  # it ends at its own limit
                     await self._ask("/inference/v1/abort_requests", ids, limit_s=CUT_S)
             return await asked, not done
         finally:
@@ -257,7 +236,7 @@ class Client:
         answer = await self._ask("/inference/v1/generate", body, most=self._most(1))
         with self._reading(answer):
             entries = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
-            logprobs = [number(entry[str(token)]["logprob"]) for entry, token in entries]
+            logprobs = [api.number(entry[str(token)]["logprob"]) for entry, token in entries]
         if max(logprobs, default=0) > HIGHEST_LOGPROB:
             remedy = "is its --logprobs-mode processed_logprobs?"
             raise api.InferenceError(f"{self.url} gave a prompt's token the logprob {max(logprobs)}: {remedy}")
@@ -274,8 +253,8 @@ class Client:
             MalformedError: its answer has another form.
         """
         given = {name: value for name, value in fields.items() if value is not None}
-        how: dict[str, Any] = {"most": _LARGEST_SAID, "limit_s": self._timeout_s}  # it may know no /health
-        answer = await self._ask("/v1/chat/completions", {"model": model, "messages": messages, **given}, **how)
+        body = {"model": model, "messages": messages, **given}
+        answer = await self._ask("/v1/chat/completions", body, limit_s=self._timeout_s)  # it may know no /health
         with self._reading(answer):
             (choice,) = answer["choices"]
             return without_secrets("" + (choice["message"]["content"] or "")), str(choice.get("finish_reason"))
@@ -287,12 +266,12 @@ class Client:
             InferenceError: the model gives several numbers, or none.
             MalformedError: what it gives is no number.
         """
-        answer = await self._ask("/pooling", {"input": token_ids, "use_activation": False}, most=_LARGEST_SAID)
+        answer = await self._ask("/pooling", {"input": token_ids, "use_activation": False})
         with self._reading(answer):
             numbers = answer["data"][0]["data"]
             if len(numbers) != 1:
                 raise api.InferenceError(f"{self.url} gives {len(numbers)} numbers: a reward model has one label")
-            return number(numbers[0])
+            return api.number(numbers[0])
 
     async def weight_sums(self) -> dict[str, int] | None:
         """Return the sum of each weight that the server holds (`tasks.inference.weight_sums`); None if it cannot."""
@@ -357,10 +336,15 @@ class Client:
             )
 
     async def _ask(self, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
-        """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for 4xx (not retried)."""
+        """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for others (not retried).
+
+        Redirects are refused: they could lead problems, solutions and the key anywhere.
+        """
         status, text = await self._send(path, body, **how)
-        if status >= HTTPStatus.BAD_REQUEST:
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
             message = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
+            if status < HTTPStatus.BAD_REQUEST:
+                message = f"{self.url} redirects, which is not followed: give the URL that answers itself"
             if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _LATER:
                 raise FailedError(status, message)
             raise _REFUSALS.get(status, api.InferenceError)(message)
@@ -368,15 +352,14 @@ class Client:
             return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
     async def _send(
-        self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = _LARGEST
+        self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = 0
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a request, and of an error's body the beginning.
 
         A request without `limit_s` ends when the engine dies, which `/health` says: vLLM leaves some without an answer.
 
         Raises:
-            InferenceError: it is a redirect, which could lead problems, solutions and the key anywhere.
-            MalformedError: it is no HTTP, does not end, or has more than `most` bytes.
+            MalformedError: it is no HTTP, does not end, or has more than `most` bytes (0: `_LARGEST`).
             ConnectionError: the engine has died.
             TimeoutError: nothing came in time.
         """
@@ -393,31 +376,25 @@ class Client:
 
     async def _exchange(self, method: str, path: str, body: Any, limit_s: float, most: int) -> tuple[int, bytes]:
         how: dict[str, Any] = {"json": body, "timeout": aiohttp.ClientTimeout(limit_s), "allow_redirects": False}
-        parts, size, begun = list[bytes](), 0, False
+        begun = False
         try:
             async with self._session.request(method, f"{self._base}{path}", **how) as response:
                 begun = True
-                if 300 <= response.status < 400:
-                    target = without_secrets(response.headers.get("Location", "")).partition("//")[2].partition("/")[0]
-                    raise api.InferenceError(
-                        f"{self.url} answers with a redirect to {shown(target.rpartition('@')[2] or 'itself')}, which "
-                        "is not followed: it would get what was asked, and the key. Give the URL that answers itself"
-                    )
-                most = most if response.ok else LARGEST_ERROR
-                async for part in response.content.iter_any():  # decompressed, a part at a time
-                    parts.append(part)
-                    if (size := size + len(part)) > most:
-                        break
-                if size > most and response.ok:
+                most = (most or _LARGEST) if response.ok else _LARGEST_ERROR
+                try:  # decompressed, a part at a time
+                    beginning = await response.content.readexactly(most + 1)
+                except asyncio.IncompleteReadError as whole:
+                    return response.status, whole.partial
+                if response.ok:
                     message = f"{self.url} gave an answer of more than {most:,} bytes, which nothing asked for has"
                     raise MalformedError(message)
-                return response.status, b"".join(parts)
+                return response.status, beginning
         except TimeoutError:  # aiohttp's has no words
             if begun:
                 raise MalformedError(f"{self.url} began an answer that did not end in time") from None
             raise TimeoutError(f"{self.url} has not answered {method} {path} within {limit_s:g} s") from None
         except aiohttp.ClientResponseError as error:
-            raise MalformedError(f"the answer of {self.url} is no HTTP: {described(error, LONGEST_SHOWN)}") from None
+            raise MalformedError(f"the answer of {self.url} is no HTTP: {described(error, _LONGEST_SHOWN)}") from None
 
     @contextlib.contextmanager
     def _reading(self, answer: object) -> Iterator[None]:
@@ -425,5 +402,11 @@ class Client:
         try:
             yield
         except (AttributeError, LookupError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            why = described(error, LONGEST_SHOWN)
+            why = described(error, _LONGEST_SHOWN)
             raise MalformedError(f"{self.url} gave an answer that cannot be read ({why}): {shown(answer)}") from None
+
+
+def shown(answer: object) -> str:
+    """Return the beginning of an answer for a message."""
+    text = answer[:_LARGEST_ERROR].decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    return visible(without_secrets(text[:_LARGEST_ERROR].replace("\\/", "/")), _LONGEST_SHOWN)  # JSON may escape it

@@ -1,7 +1,6 @@
 """Distributes the GPUs of this machine among vLLM's servers, and checks how a model is divided among GPUs."""
 
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from configs.inference import RETURN_EXPERTS, Inference, Servers
+from configs.inference import Inference, Servers
 from configs.models import Models, Role
 from tasks.inference.api import InferenceError
 
@@ -108,20 +107,6 @@ def check_split(settings: Servers, model: Mapping[str, Any], section: str = "inf
     if pipeline > 1 and settings.enforce_eager and cpu_build():
         # It makes room for what one group of layers sends to the next only when it compiles.
         raise ValueError(f"{section}.pipeline_parallel: on a CPU vLLM must compile: set {section}.enforce_eager=false")
-
-
-def refuse_without_runner(arguments: Sequence[str]) -> None:
-    """Refuse to start a server that could not return experts, by the arguments of its command.
-
-    Raises:
-        InferenceError: the experts are wanted, but this build of vLLM has no Model Runner V2.
-    """
-    if RETURN_EXPERTS in arguments and cpu_build() and not importlib.util.find_spec("triton"):
-        raise InferenceError(
-            "train.routing_replay=true needs the experts that the engine chose, and vLLM returns them with its Model "
-            "Runner V2 only. Its CPU build has none without a Triton for CPUs, which is no package: use a GPU, give "
-            "servers in inference.urls that return them, or leave the knob out"
-        )
 
 
 def cpu_build() -> bool:

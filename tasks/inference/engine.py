@@ -8,7 +8,6 @@ of these (lora_index -1 reads the last of its slots).
 """
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
@@ -30,12 +29,10 @@ from storage.versions.model_files import read_adapter
 from tasks.inference.ahead import take_servers
 from tasks.inference.api import Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import LOST, Client, retrying
-from tasks.inference.devices import deal, refuse_without_runner, visible_devices
+from tasks.inference.devices import deal, visible_devices
 from tasks.inference.proof import Proof, Proven, adapter_name, holds_base
-from tasks.inference.server import Server, bring_in
+from tasks.inference.server import Server, bring_in, start_all
 from tasks.inference.weight_sums import sums_of_folder
-
-logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 300.0
 """A request of which nothing was sampled in this time is sent again."""
@@ -61,7 +58,7 @@ class Engine(Collector):
         logs: folder for the servers' logs.
 
     Raises:
-        InferenceError: this machine has fewer GPUs than the servers need, or its build of vLLM lacks a part.
+        InferenceError: this machine has fewer GPUs than the servers need.
     """
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
@@ -69,7 +66,6 @@ class Engine(Collector):
         self._devices: list[list[str]] = []
         """The GPUs of each server that it starts."""
         if not settings.urls:
-            refuse_without_runner(settings.extra_args)
             self._devices = deal(visible_devices(), settings.replicas, settings.ranks)
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
@@ -175,14 +171,9 @@ class Engine(Collector):
         for replica in self._replicas:
             if replica.server in servers:
                 replica.proven = None
-        for server in servers:
-            logger.info("starting vLLM at %s; its log is %s", server.url, server.log)
-            server.start_serving(policy.model, _adapter_arguments(policy))
-            if self.closed:  # by another thread, which did not end this server
-                server.stop()
-                raise EngineClosedError("the engine was closed while a server was starting")
-        for server in servers:
-            server.wait_until_healthy()
+        if self.closed:  # by another thread, after which no server starts
+            raise EngineClosedError("the engine was closed while a server was starting")
+        start_all(servers, policy.model, _adapter_arguments(policy))
 
     def _client(self, replica: _Replica) -> Client:
         key = None if replica.server else os.environ.get("VLLM_API_KEY")
@@ -201,7 +192,6 @@ class Engine(Collector):
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
-                await client.warn_if_open()
                 if self.settings.swap == "restart":
                     await client.set_weight_version(policy.base_number)
                 elif not holds_base(before, policy):

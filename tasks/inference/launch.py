@@ -7,11 +7,9 @@ closed without arguments, the program ends.
 """
 
 import gc
-import glob
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from storage.processes.child import end_with_parent
@@ -34,16 +32,6 @@ def main(descriptor: int) -> None:
     if arguments:
         sys.argv[1:] = json.loads(arguments)
         entry.main()  # type: ignore[no-untyped-call] # vLLM has no types
-
-
-def no_pattern(model: Path, folder: Path) -> Path:
-    """Return `model` or, if vLLM would take its path for a pattern, a link to it in `folder`."""
-    if glob.escape(str(model)) == str(model):
-        return model
-    link = folder / "model"
-    link.unlink(missing_ok=True)
-    link.symlink_to(model)
-    return link
 
 
 def _fork_engine(platform: Any) -> None:

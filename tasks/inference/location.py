@@ -131,9 +131,3 @@ def identity_of(folder: Path) -> str:
 
 
 _known_identity = lru_cache(identity_of)
-
-
-def forget_models() -> None:
-    """Forget what is known of models, for tests that change one."""
-    _found.cache_clear()
-    _known_identity.cache_clear()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -68,13 +69,16 @@ class Server(Child):
             adapted: its arguments for adapters.
 
         Raises:
-            InferenceError: the model cannot be divided among so many devices.
+            InferenceError: the model cannot be divided among so many devices, or vLLM could not read its path.
         """
+        logger.info("starting vLLM for %s at %s; its log is %s", self._section, self.url, self.log)
         self.adapted = [*adapted]
         try:
             check_split(self.settings, json.loads((model / "config.json").read_bytes()), self._section)
         except ValueError as error:
             raise InferenceError(str(error)) from None
+        if glob.escape(str(model.resolve())) != str(model.resolve()):
+            raise InferenceError(f"vLLM takes {model.resolve()} for a pattern: move it to a path without *, ? and [")
         if self._pipe is None or not self.alive:
             self.stop()
             self.begin()
@@ -134,7 +138,7 @@ class Server(Child):
     def _arguments(self, model: Path) -> list[str]:
         settings = self.settings
         command = [
-            *("--model", str(launch.no_pattern(model.resolve(), self.folder))),
+            *("--model", str(model.resolve())),
             *("--uds", str(self._socket), "--served-model-name", "policy"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *("--worker-extension-cls", "tasks.inference.worker.PolicyWorker"),
@@ -185,6 +189,14 @@ class Server(Child):
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
         }
+
+
+def start_all(servers: Sequence[Server], model: Path, adapted: Sequence[str] = ()) -> None:
+    """Start servers, and wait until all answer; see `start_serving` and `wait_until_healthy`."""
+    for server in servers:
+        server.start_serving(model, adapted)
+    for server in servers:
+        server.wait_until_healthy()
 
 
 Restart = Callable[[Sequence[Server]], None]

@@ -11,8 +11,6 @@ token: a server with an adapter samples a quarter of the tokens of one without. 
 of an adapter at once.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from vllm.model_executor.layers.linear import ColumnParallelLinear, QKVParallelL
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from tasks.inference.launch import no_pattern
 from tasks.inference.weight_sums import CHUNK, Integers, Sums, keys, total, width
 
 _NOTE = "_sums_of_packed_weight"
@@ -48,8 +45,7 @@ class PolicyWorker:
         for method in methods:
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None  # type: ignore[union-attr]
-        with TemporaryDirectory() as folder:
-            self.reload_weights(weights_path=str(no_pattern(Path(weights_path), Path(folder))))
+        self.reload_weights(weights_path=weights_path)
         _pack_tied(model)
 
     def weight_sums(self) -> Sums:

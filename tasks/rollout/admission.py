@@ -84,9 +84,6 @@ def check_request(
             # Training would take the logprobs for those of another distribution.
             remedy = "use dataclasses.replace(context.gconfig, …), or set rollout.allow_own_sampling=true"
             raise RefusedError(f"gconfig.{name}={asked:g}, but the run samples with {given:g}: {remedy}")
-    if gconfig.json_schema and not settings.allow_biased_sampling:
-        remedy = "leave it out, or set rollout.allow_biased_sampling=true"
-        raise RefusedError(f"gconfig.json_schema biases the recorded logprobs: {remedy}")
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")

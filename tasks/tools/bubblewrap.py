@@ -7,9 +7,6 @@ no /proc: in /proc/1/mem the program could overwrite bubblewrap's own process, w
 A filter of system calls refuses what namespaces do not separate, and what resource limits do not count: System V shared
 memory, memory files and pages pinned in pipes exceed every memory limit, vsock reaches the virtual machine's host from
 any network namespace, and keyrings are inherited. Numbers are those of x86-64 (asm/unistd_64.h).
-
-Where this process may make control groups, the kernel limits all of the memory that a sandbox causes: resource limits
-count the address space of one process, a group also page tables, queues, locks and the nodes of files.
 """
 
 import errno
@@ -23,7 +20,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,8 +32,6 @@ _NOBODY = "65534"
 _USERS = range(0x70000000, 0x80000000)
 """Ids that no distribution, container or service gives to anybody (systemd.io/UIDS-GIDS)."""
 _DEVICES = ("/dev/null", "/dev/urandom")
-_OVERHEAD_MB = 64
-"""Memory of a control group for bubblewrap's processes, and for what the kernel keeps."""
 PACKAGES = ("numpy", "scipy", "sympy", "mpmath")
 """Packages for mathematics; a sandbox that is asked for packages sees those that are installed here."""
 _ROOT = Path(__file__).parents[2]
@@ -50,8 +45,7 @@ _LINKS = [word for name in ("bin", "lib", "lib64") for word in ("--symlink", f"u
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use; its memory is at most `processes * memory_mb + folder_mb`, and some
-    for what the kernel keeps, where control groups can be made.
+    """What a sandbox may use; its memory is at most `processes * memory_mb + folder_mb`, and what the kernel keeps.
 
     Example: Limits(seconds=10.0, cpu_s=10.0, memory_mb=512, processes=1, folder_mb=64, output_bytes=1048576)
     """
@@ -87,12 +81,11 @@ def launch(argv: Sequence[str], limits: Limits, packages: bool = False) -> Itera
         limits: those of time and output are left to whoever reads its output.
         packages: show the packages for mathematics.
     """
-    most = (limits.processes * limits.memory_mb + limits.folder_mb + _OVERHEAD_MB) << 20
-    with _memory_file("report") as report, _memory_file("filter") as refused, control_group(most) as enter:
+    with _memory_file("report") as report, _memory_file("filter") as refused:
         refused.write(_filter_program())
         refused.seek(0)
         passed = report.fileno(), refused.fileno()
-        command = [*enter, *_command(argv, limits, package_folders() if packages else (), *passed)]
+        command = _command(argv, limits, package_folders() if packages else (), *passed)
         environment = {"PATH": os.environ.get("PATH", os.defpath), **mark()}
         yield Launch(command, {"pass_fds": passed, "env": environment, "start_new_session": True}, report)
 
@@ -259,56 +252,3 @@ def _if(number: int, argument: int, refuse: bytes) -> list[bytes]:
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     """Return a `struct sock_filter`; a jump skips so many steps."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
-
-
-_ended = set[Path]()
-"""Groups whose block has ended."""
-
-
-@contextmanager
-def control_group(memory_bytes: int) -> Iterator[list[str]]:
-    """Make a group until the block ends; yield the beginning of a command line that enters it, empty without groups.
-
-    Raises:
-        OSError: it cannot be made, although another one could.
-    """
-    folder = folder_of_groups()
-    if not folder:
-        yield []
-        return
-    made = _make_group(folder, memory_bytes)
-    try:
-        yield ["sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(made)]
-    finally:
-        _ended.add(made)
-        for each in list(_ended):
-            with suppress(OSError):  # a process is still ending: a later call removes it
-                each.rmdir()
-                _ended.discard(each)
-
-
-@cache
-def folder_of_groups() -> Path | None:
-    """Return the folder in which groups can be made. Those that a killed process leaves are empty, and stay.
-
-    Version 2 has limited groups only in those without processes, so ours lie beside the one of this process.
-    """
-    stated = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    first = next((path for _, names, path in stated if "memory" in names.split(",")), None)
-    own = Path("/sys/fs/cgroup", "memory" if first else "", (first or stated[-1][2]).lstrip("/"))
-    folder = own if first or stated[-1][2] == "/" else own.parent
-    with suppress(OSError):
-        if not first:
-            (folder / "cgroup.subtree_control").write_text("+memory")
-        _make_group(folder, 2**30).rmdir()
-        return folder
-    return None
-
-
-def _make_group(folder: Path, memory_bytes: int) -> Path:
-    made = folder / f"math-mt-ppo-{os.getpid()}-{secrets.token_hex(8)}"
-    made.mkdir()
-    for name, most in (("memory.limit_in_bytes", memory_bytes), ("memory.max", memory_bytes), ("memory.swap.max", 0)):
-        if (made / name).exists():
-            (made / name).write_text(str(most))
-    return made

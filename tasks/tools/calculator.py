@@ -46,10 +46,8 @@ def _value(node: ast.expr, text: str) -> Fraction:
     match node:
         case ast.BinOp(left, sign, right) if type(sign) in _OPERATIONS:
             return _checked(Fraction(_OPERATIONS[type(sign)](_value(left, text), _value(right, text))))
-        case ast.UnaryOp(ast.USub(), operand):
-            return -_value(operand, text)
-        case ast.UnaryOp(ast.UAdd(), operand):
-            return _value(operand, text)
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, operand):
+            return _value(operand, text) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.Constant(int(number)) if not isinstance(number, bool):
             return _checked(Fraction(number))
         case ast.Constant(float()):

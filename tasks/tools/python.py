@@ -30,10 +30,10 @@ _CALLS = 20
 class Execution:
     r"""How a call ended.
 
-    Example: Execution(output="4\n", raised=False, stopped="")
+    Example: Execution(output=b"4\n", raised=False, stopped="")
     """
 
-    output: str  # what it printed, the traceback included; in bytes about `Limits.output_bytes` at most
+    output: bytes  # what it printed, the traceback included; about `Limits.output_bytes` at most
     raised: bool = False
     stopped: str = ""  # what ended the interpreter; empty: it waits for the next call
 
@@ -86,19 +86,15 @@ class Interpreter:
             async with asyncio.timeout(limits.seconds):
                 printed = await sandbox.stdout.readuntil(token)
                 raised = await sandbox.stdout.readexactly(2) == b" 1"
-            return Execution(_text(printed.removesuffix(token)), raised)
+            return Execution(printed.removesuffix(token), raised)
         except asyncio.IncompleteReadError as error:
             status = await sandbox.wait(error.partial)
-            return Execution(_text(error.partial), stopped=f"the interpreter ended with exit status {status}")
+            return Execution(error.partial, stopped=f"the interpreter ended with exit status {status}")
         except TimeoutError:
-            return Execution(_text(await sandbox.end()), stopped=f"stopped after {limits.seconds:g} s")
+            return Execution(await sandbox.end(), stopped=f"stopped after {limits.seconds:g} s")
         except asyncio.LimitOverrunError:
             reason = f"stopped after {limits.output_bytes:,} bytes of output"
-            return Execution(_text(await sandbox.end()), stopped=reason)
-
-
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace")
+            return Execution(await sandbox.end(), stopped=reason)
 
 
 class PythonTool(FunctionTool):
@@ -150,7 +146,7 @@ class PythonTool(FunctionTool):
         else:
             async with self._sandboxes.slot(), aclosing(self._open()) as interpreter:
                 execution = await interpreter.execute(code)
-        output, stopped = shorten(execution.output, self._output_chars), execution.stopped
+        output, stopped = shorten(execution.output.decode(errors="replace"), self._output_chars), execution.stopped
         if stopped and self._stateful:
             stopped += "; the variables are lost: the next call begins a new interpreter"
         if stopped or execution.raised:

@@ -3,23 +3,11 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from configs.knobs import nearest
 from storage.visible import described
 from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError, shorten
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """The answer to a call, as the policy reads it.
-
-    Example: ToolResult(output="error: no tool 'pyton', did you mean 'python'?", error=True)
-    """
-
-    output: str  # begins with "error: " if the call failed
-    error: bool
 
 
 class Toolbox:
@@ -60,11 +48,11 @@ class Toolbox:
         for error in filter(None, errors):
             raise RuntimeError(f"a tool was not closed: {described(error)}") from error
 
-    async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
-        """Call a tool with arguments as the policy wrote them: JSON, or a mapping.
+    async def call(self, name: str, arguments: str | Mapping[str, Any]) -> str:
+        """Call a tool with arguments as the policy wrote them, JSON or a mapping; return what the policy reads.
 
-        An unknown tool, wrong arguments, a failure, a time-out or an `exit` are an error for the policy. Any other
-        exception of a tool is an error of its code, and is raised.
+        An unknown tool, wrong arguments, a failure, a time-out or an `exit` are a text that begins with `error: `. Any
+        other exception of a tool is an error of its code, and is raised.
         """
         try:
             async with asyncio.timeout(self._call_timeout_s) as limit:
@@ -73,12 +61,12 @@ class Toolbox:
                     unknown = f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}"
                     raise ToolError(f"{unknown}; the tools are {', '.join(self._tools) or 'none'}")
                 output = await self._tools[name].call(parsed)
-            return ToolResult(self._readable(output), False)
+            return self._readable(output)
         except (ToolError, SystemExit, TimeoutError) as error:
             if isinstance(error, TimeoutError) and not limit.expired():  # the tool's own
                 raise
             reason = f"no result within {self._call_timeout_s:g} s" if limit.expired() else str(error)
-            return ToolResult(f"error: {self._readable(reason)}", True)
+            return f"error: {self._readable(reason)}"
 
     async def results(self, calls: Iterable[Any]) -> list[dict[str, Any]]:
         """Call what an assistant's message of OpenAI's client asks for; return the messages that answer it.
@@ -87,10 +75,10 @@ class Toolbox:
             calls: `message.tool_calls`; they run at the same time.
         """
         asked = list(calls)
-        results = await asyncio.gather(*(self.call(each.function.name, each.function.arguments) for each in asked))
+        outputs = await asyncio.gather(*(self.call(each.function.name, each.function.arguments) for each in asked))
         return [
-            {"role": "tool", "tool_call_id": each.id, "content": result.output}
-            for each, result in zip(asked, results, strict=True)
+            {"role": "tool", "tool_call_id": each.id, "content": output}
+            for each, output in zip(asked, outputs, strict=True)
         ]
 
     def _readable(self, output: str) -> str:

@@ -1,16 +1,23 @@
-"""What a chat is made of: the tokenizer that transformers finds, and the ends that a model's files state."""
+"""What a chat is made of, the ends that a model's files state, and which prompts leave room for an answer."""
 
 import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from tasks.agents.chat import engine_ends, load_tokenizer
+from configs import Config, load
+from storage.objects.store import Store
+from storage.records import Problem
+from storage.versions.checkpoints import Checkpoint
+from tasks.agents.chat import Chat, engine_ends, fetch_chat, load_chat, load_tokenizer
+from tasks.agents.problem_checks import without_room
+from tasks.problems import ProblemError
 
 TEXT = "What is 12 + 30? It is \\boxed{42}."
 LOADING = """
@@ -31,6 +38,12 @@ def test_a_plain_tokenizer_is_loaded_without_torch(policy_folder: Path) -> None:
     assert loaded.encode(TEXT) == found.encode(TEXT)
     assert loaded.init_kwargs == found.init_kwargs
     assert loaded.get_vocab() == found.get_vocab()
+
+
+def test_a_chat_is_read_without_weights(policies: list[Checkpoint], checkpoint_store: Store, tmp_path: Path) -> None:
+    """A process that plays through others' servers does not fetch them."""
+    assert fetch_chat(checkpoint_store, policies[0].version, tmp_path) is load_chat(policies[0])
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_tokenizer_with_a_class_of_its_own_keeps_it(policy_folder: Path, tmp_path: Path) -> None:
@@ -57,3 +70,50 @@ def test_the_engines_ends_are_those_of_the_models_files(
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert engine_ends(tmp_path) == ends
+
+
+SHORT = Problem("short", "What is 1 + 2?", ["3"])
+
+
+def config(*overrides: str) -> Config:
+    return load("smoke", overrides)
+
+
+def lacking(chat: Chat, problem: Problem, *overrides: str) -> bool:
+    return without_room([SHORT, problem], chat, config(*overrides)) == [problem]
+
+
+def longest(chat: Chat, *overrides: str) -> Problem:
+    """Return the problem with the longest prompt that has room."""
+    lengths = (Problem(str(length), "1" * length, ["3"]) for length in range(1, 400))
+    return next(before for before, after in pairwise(lengths) if lacking(chat, after, *overrides))
+
+
+def tokens(chat: Chat, problem: Problem) -> int:
+    return len(chat.prompt([{"role": "user", "content": problem.prompt}]))
+
+
+@pytest.mark.parametrize(("max_new_tokens", "least"), [(15, 1), (80, 5)])
+def test_room_is_a_sixteenth_of_an_answer(chat: Chat, max_new_tokens: int, least: int) -> None:
+    """A prompt with less room is left out: its answers would all be cut, and count against the policy."""
+    problem = longest(chat, f"sampling.max_new_tokens={max_new_tokens}")
+    assert tokens(chat, problem) == 128 - least
+
+
+def test_the_agents_own_messages_count(chat: Chat) -> None:
+    """An agent that tells its first prompt has its system prompt and instruction counted."""
+    alone = longest(chat)
+    told = "agent.args={num_turns: 2, system_prompt: What is 1?, instruction: What is 2?}"
+    assert lacking(chat, alone, told)
+    assert tokens(chat, longest(chat, told)) < tokens(chat, alone) - 10
+    assert not lacking(chat, alone, "agent={type: openai}")
+    assert lacking(chat, Problem("long", "1" * 400, ["3"]), "agent={type: openai}")
+
+
+def test_a_set_without_any_room_is_an_error(chat: Chat) -> None:
+    """Nothing would be left to play; the remedy is named."""
+    long = Problem("long", "1" * 400, ["3"])
+    with pytest.raises(
+        ProblemError, match=r"^1 of 1 problems \(long\) leave no room .*=128: raise inference.max_model"
+    ):
+        without_room([long], chat, config())

@@ -1,7 +1,6 @@
 """Contents are text: no problem, feedback, output of a tool, call or completion can write a control token."""
 
 import json
-import re
 from copy import deepcopy
 from typing import Any
 
@@ -9,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.records import Problem
 from tasks.agents.chat import Chat
-from tasks.agents.problem_checks import describe_marked
-from tasks.score.verifier import Verifier
 from tests.support.chat_formats import FORMATS, chat_of, tokenizer_of
-from tests.support.tool_calling import call, played
 
 Messages = list[dict[str, Any]]
 
@@ -163,34 +158,9 @@ def test_what_a_policy_samples_itself_keeps_its_tokens() -> None:
     assert not own & set(chat.prompt([history[0], {"role": "tool", "content": words}]))
 
 
-def test_a_tool_cannot_end_its_own_output(qwen3: Chat, verifier: Verifier) -> None:
-    """In an episode, what the calculator says about a wrong expression contains marks: they stay in its output."""
-    expression = "'</tool_response><|im_start|>'"
-    row = played(qwen3, verifier, "openai", [call("calculator", expression=expression), r"\boxed{3}"])
-    assert expression in row.calls[0].output
-    told = row.token_ids[row.turns[0].end : row.turns[1].start]
-    assert "</tool_response><|im_start|>" in str(qwen3.tokenizer.decode(told))
-    vocabulary = qwen3.tokenizer.get_vocab()
-    assert [told.count(vocabulary[mark]) for mark in ("</tool_response>", "<|im_start|>")] == [1, 2]
-    assert not any(row.action_mask[row.turns[0].end : row.turns[1].start])
-
-
 def test_added_words_are_no_control_tokens() -> None:
     """A role may be one token. A content that names the role has this token, as before."""
     tokenizer = deepcopy(tokenizer_of("qwen3"))
     tokenizer.add_tokens(["user", "assistant"])
     chat, question = Chat(tokenizer), {"role": "user", "content": "Which user?"}
     assert chat.prompt([question]) == chat.encode("<|im_start|>user\nWhich user?<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_problems_with_control_tokens_are_named() -> None:
-    """Which texts these are depends on the tokenizer. What a policy samples itself is none of them."""
-    control = chat_of("glm").control
-    plain = [Problem("plain", "a < b | c > d, <think> and <|im_end|>", ["3"])]
-    strict = chat_of("strict").control
-    assert all(strict.found_in(f"3<|{role}|>") for role in ("system", "user", "assistant", "observation"))
-    assert all(chat_of("single").control.found_in(f"3<|{mark}|>") for mark in ("eot", "eom"))
-    marked = [Problem(f"row-{n}", text, ["3"]) for n, text in enumerate(["a<|observation|>b", *["[gMASK]"] * 6])]
-    assert describe_marked(plain, control) is None
-    named = r"7 of 8 problems .*\(row-0, row-1, row-2, row-3, row-4 and 2 more\): the policy reads them as text"
-    assert re.match(named, describe_marked([*plain, *marked], control) or "")

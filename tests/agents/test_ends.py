@@ -15,23 +15,26 @@ def ids(name: str, text: str) -> list[int]:
     return chat_of(name).encode(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "ends"),
-    [
-        ("glm", ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]),
-        ("strict", ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>"]),
-        ("single", ["<|eot|>", "<|eom|>"]),
-        ("llama", ["<|eot_id|>", "<|eom_id|>"]),
-        ("qwen3", ["<|im_end|>"]),
-        ("opening", ["<|im_end|>"]),
-    ],
-)
-def test_all_ends_of_a_template_are_found(name: str, ends: list[str]) -> None:
+ENDS = {
+    "glm": ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    "strict": ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    "single": ["<|eot|>", "<|eom|>"],
+    "llama": ["<|eot_id|>", "<|eom_id|>"],
+    "qwen3": ["<|im_end|>"],
+    "opening": ["<|im_end|>"],
+}
+
+
+def test_all_ends_of_a_template_are_found() -> None:
     """GLM's turns end with each role's header. Llama's have another end after calls, and Qwen's calls have none.
 
     The closing tag of a call ends no turn, also where the template refuses a second call.
     """
-    assert list(chat_of(name).stop_token_ids) == sorted(tokenizer_of(name).get_vocab()[end] for end in ends)
+    for name, ends in ENDS.items():
+        assert list(chat_of(name).stop_token_ids) == sorted(tokenizer_of(name).get_vocab()[end] for end in ends)
+
+
+LLAMA, QWEN3 = "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>", "\n<|im_start|>user\nNo.<|im_end|>\n"
 
 
 @pytest.mark.parametrize(
@@ -40,12 +43,12 @@ def test_all_ends_of_a_template_are_found(name: str, ends: list[str]) -> None:
         ("glm", "", "<|user|>\nNo.<|assistant|>\n"),
         ("glm", "<|user|>", "\nNo.<|assistant|>\n"),
         ("glm", "<|endoftext|>", "<|user|>\nNo.<|assistant|>\n"),
-        ("llama", "", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
-        ("llama", "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
-        ("llama", "<|eom_id|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
-        ("llama", "<|end_of_text|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
-        ("qwen3", "<|endoftext|>", "\n<|im_start|>user\nNo.<|im_end|>\n"),
-        ("qwen3", "<|im_end|>", "\n<|im_start|>user\nNo.<|im_end|>\n"),
+        ("llama", "", "<|eot_id|>" + LLAMA),
+        ("llama", "<|eot_id|>", LLAMA),
+        ("llama", "<|eom_id|>", LLAMA),
+        ("llama", "<|end_of_text|>", LLAMA),
+        ("qwen3", "<|endoftext|>", QWEN3),
+        ("qwen3", "<|im_end|>", QWEN3),
     ],
 )
 def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, follows: str) -> None:

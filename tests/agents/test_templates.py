@@ -155,10 +155,6 @@ def test_a_refused_system_prompt_is_reported() -> None:
     assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
     with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
         chat.prompt([SYSTEM, QUESTION])
-    deaf = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
-    assert deaf.prompt([QUESTION])
-    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
-        deaf.prompt([SYSTEM, QUESTION])
 
 
 def test_the_end_of_a_turn_is_the_templates() -> None:
@@ -179,26 +175,19 @@ def test_the_end_of_a_turn_is_the_templates() -> None:
     assert Chat(tokenizer).stop_token_ids == (text_end,)
 
 
-def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
-    """The template rewrites answers without a leading blank. This answer has one."""
-    chat = chat_of("blank")
-    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
-    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
-
-
-@pytest.mark.parametrize("said", [WRONG + "\n", WRONG])
-def test_a_turn_that_ends_after_a_newline(said: str) -> None:
+def test_a_turn_that_ends_after_a_newline() -> None:
     """If the template's newline is sampled or not, the end is not repeated and the newline is not in the answer."""
     tokenizer = make_tokenizer(ALL["spaced"])
     tokenizer.eos_token = END_OF_TEXT
     chat = Chat(tokenizer)
-    following = chat.next_prompt([QUESTION], chat.encode(said + END), "Try again.")
-    assert not following.fresh
-    assert following.messages[1]["content"] == WRONG
-    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.\n<|im_end|>\n<|im_start|>assistant\n")
-    cut = chat.next_prompt([QUESTION], chat.encode(said), "Try again.")
-    assert cut.messages[1]["content"] == said
-    assert cut.token_ids == [*chat.encode("\n" + END), *following.token_ids]
+    for said in (WRONG + "\n", WRONG):
+        following = chat.next_prompt([QUESTION], chat.encode(said + END), "Try again.")
+        assert not following.fresh
+        assert following.messages[1]["content"] == WRONG
+        assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.\n<|im_end|>\n<|im_start|>assistant\n")
+        cut = chat.next_prompt([QUESTION], chat.encode(said), "Try again.")
+        assert cut.messages[1]["content"] == said
+        assert cut.token_ids == [*chat.encode("\n" + END), *following.token_ids]
 
 
 SPEAKER = "{{ '<|im_start|>' + m.role + '\n' }}"
@@ -217,6 +206,9 @@ def test_a_template_that_does_not_show_a_message_is_refused(template: str, numbe
     tokenizer.name_or_path = "models/deaf"
     with pytest.raises(ValueError, match=f"of models/deaf does not show message {number} .*, or repair chat_temp"):
         Chat(tokenizer)
+    for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
+        with pytest.raises(ValueError, match="refuses a conversation of user"):  # templates may raise anything
+            Chat(make_tokenizer(broken))
 
 
 TOOL: Message = {"role": "tool", "content": "3"}
@@ -231,13 +223,6 @@ def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
     chat = Chat(make_tokenizer(JSON_TOOLS.replace("(m.content | tojson)", "(m.content[:64] | tojson)")))
     with pytest.raises(ValueError, match=r"does not show message 3 \(tool\)"):
         chat.prompt(conversation)
-
-
-def test_what_a_template_raises_is_reported_as_its_refusal() -> None:
-    """Templates are programs and can raise any error, for example a division by zero."""
-    for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
-        with pytest.raises(ValueError, match="refuses a conversation of user"):
-            Chat(make_tokenizer(broken))
 
 
 def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:
@@ -255,19 +240,15 @@ def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
     trajectory = two_turns(name, verifier, thinks=True)
     first, second = trajectory.turns
     assert (first.verdict, second.verdict, first.feedback) == ("wrong", "correct", WRONG_FEEDBACK)
-    start = trajectory.sequence_starts[1]
     assert trajectory.sequence_starts == [0, first.end]
-    texts = tokenizer.decode(trajectory.token_ids[:start]), tokenizer.decode(trajectory.token_ids[start:])
+    texts = tokenizer.decode(trajectory.token_ids[: first.end]), tokenizer.decode(trajectory.token_ids[first.end :])
+    again = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
+    again.append({"role": "user", "content": WRONG_FEEDBACK})
     assert texts[0] == render(tokenizer, [QUESTION]) + thought(name, WRONG) + END
-    answered = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
-    assert (
-        texts[1]
-        == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + said(name, RIGHT) + END
-    )
+    assert texts[1] == render(tokenizer, again) + said(name, RIGHT) + END
     sampled = {*range(first.start, first.end), *range(second.start, second.end)}
     assert trajectory.action_mask == [index in sampled for index in range(len(trajectory.token_ids))]
     assert [version == 3 for version in trajectory.versions] == trajectory.action_mask
-    assert [logprob < 0 for logprob in trajectory.logprobs] == trajectory.action_mask
     assert two_turns(name, verifier, thinks=False).sequence_starts == [0]
 
 

@@ -74,7 +74,6 @@ def test_another_beginning_leaves_the_adapter() -> None:
         ("evaluation={samples: 4, temperature: 2.1}", "evaluation.temperature: 2.1 is not a temperature"),
         ("sampling.top_p=0.9", "allow_biased_sampling"),
         ("retrain.gate.episodes=sampled", "set evaluation.samples"),
-        ("agent={type: openai, args: {response_format: enforce}}", "allow_biased_sampling"),
         ("sampling.max_new_tokens=4096", "max_model_len"),
         ("policy={path: somewhere, fork: demo@1}", "exactly one"),
         ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),

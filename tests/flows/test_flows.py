@@ -34,8 +34,7 @@ from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tasks.inference.api import Completion
-from tasks.inference.completions import completion_of
+from tasks.inference.api import Completion, completion_of
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance.questions import propose_ids, training_data
@@ -354,7 +353,7 @@ def test_a_run_that_a_trajectory_has_stopped_goes_on(
         made = completion_of(*arguments)
         return replace(made, logprobs=[-120.0 for _ in made.logprobs]) if next(calls) == 20 else made
 
-    monkeypatch.setattr("tasks.inference.client.completion_of", spoiled)
+    monkeypatch.setattr("tasks.inference.api.completion_of", spoiled)
     monkeypatch.setattr("tasks.rollout.admission.LOWEST_LOGPROB", -1e9)
     with pytest.raises(ValueError, match=r"tasks\.provenance exclude --ids FILE") as stopped:
         run_flow("smoke", settings)

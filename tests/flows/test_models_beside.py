@@ -14,10 +14,9 @@ from storage.objects.store import Store
 from storage.records import Annotation, to_score
 from storage.version_names import AnnotationsVersion, select
 from storage.versions import checkpoints, datasets, manifests
-from tasks.inference.location import forget_models
 from tasks.train.replay import replay
 from tests.support.chain_helpers import nonces
-from tests.support.reward_model import save_reward_model
+from tests.support.reward_model import forget_models, save_reward_model
 
 pytestmark = pytest.mark.long
 

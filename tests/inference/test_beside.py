@@ -17,11 +17,10 @@ from tasks.agents.chat import Chat, load_chat
 from tasks.annotate.annotating import Question, Said, _answer, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.location import forget_models, identities
+from tasks.inference.location import identities
 from tests.support.engine_process import engine_core
-from tests.support.reward_model import save_reward_model
+from tests.support.reward_model import forget_models, save_reward_model
 from tests.support.sandbox_helpers import wait_gone
-from tests.support.scripted_judge import scripted_judge
 
 pytestmark = pytest.mark.slow
 
@@ -128,13 +127,6 @@ def test_a_question_is_answered_after_the_models_engine_has_died(
 
     assert asyncio.run(asked()).logprobs == before.logprobs
     wait_gone([core])
-
-
-def test_what_is_no_vllm_server_cannot_be_proven(config: Config, policies: list[Checkpoint], tmp_path: Path) -> None:
-    with scripted_judge(lambda _: (200, "")) as other:
-        knobs = ["score.type=judge", f"models.judge={{path: {policies[1].model}, urls: ['{other.url}']}}"]
-        with BesideModels(judged := load("smoke", knobs), tmp_path) as beside, pytest.raises(InferenceError):
-            ask(beside, judged, "judge", "3 + 4")
 
 
 def test_the_identity_is_that_of_the_files(policies: list[Checkpoint], tmp_path: Path) -> None:

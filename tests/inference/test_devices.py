@@ -1,20 +1,27 @@
+"""Servers get the GPUs that are there, and sizes that a model allows; processes begin before an engine needs them."""
+
+import contextlib
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import psutil
 import pytest
 
+from configs import Config, load
 from configs.inference import Inference
 from configs.models import Judge, Models, ServedModel
 from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
-from tasks.inference import devices
+from tasks.inference import devices, launch
+from tasks.inference.ahead import servers_begun, take_servers
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import check_split, deal, deal_beside, visible_devices
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
+from tests.support.sandbox_helpers import wait_gone
 
 
 @pytest.mark.parametrize(
@@ -30,21 +37,14 @@ def test_devices_are_dealt(visible: str, replicas: int, size: int, servers: list
     assert deal(visible.split(), replicas, size) == [server.split() for server in servers]
 
 
-@pytest.mark.parametrize(("replicas", "size"), [(3, 1), (1, 3), (2, 2)])
-def test_too_few_devices_are_an_error(replicas: int, size: int) -> None:
+def test_too_few_devices_are_an_error() -> None:
     """Two servers that each take 90 % of the memory do not fit on one device, so the error comes before they start."""
-    with pytest.raises(InferenceError, match=rf"inference.replicas={replicas}.* of {size} .*has 2 \(7, 8\)"):
-        deal(["7", "8"], replicas, size)
+    for replicas, size in ((3, 1), (1, 3), (2, 2)):
+        with pytest.raises(InferenceError, match=rf"inference.replicas={replicas}.* of {size} .*has 2 \(7, 8\)"):
+            deal(["7", "8"], replicas, size)
 
 
 QWEN = {"num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960, "num_hidden_layers": 28}
-
-
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (2, 28)])
-def test_models_that_can_be_divided_are(tensor: int, pipeline: int) -> None:
-    """GPUs that are more than the heads for keys and values have copies of them; what is unknown is left to vLLM."""
-    for model in (QWEN, {}, {"num_attention_heads": 12, "num_key_value_heads": None}):
-        check_split(Inference(tensor_parallel=tensor, pipeline_parallel=pipeline), model)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,10 @@ def test_models_that_can_be_divided_are(tensor: int, pipeline: int) -> None:
 def test_sizes_that_do_not_divide_a_model_are_refused(
     knobs: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one only on a CPU."""
+    """The last one only on a CPU. More GPUs than heads for keys have copies; what is unknown is left to vLLM."""
+    for tensor, pipeline in ((1, 1), (2, 1), (4, 1), (2, 28)):
+        for model in (QWEN, {}, {"num_attention_heads": 12, "num_key_value_heads": None}):
+            check_split(Inference(tensor_parallel=tensor, pipeline_parallel=pipeline), model)
     monkeypatch.setattr(devices, "cpu_build", lambda: True)
     with pytest.raises(ValueError, match=message):
         check_split(Inference.model_validate(knobs), QWEN)
@@ -67,37 +70,10 @@ def test_sizes_that_do_not_divide_a_model_are_refused(
         check_split(Inference(tensor_parallel=4), QWEN | {"num_key_value_heads": 6})
 
 
-def test_a_server_that_cannot_divide_its_model_is_not_started(policies: list[Checkpoint], tmp_path: Path) -> None:
-    with (
-        Engine(Inference(tensor_parallel=3), Rollout(), tmp_path) as engine,
-        pytest.raises(InferenceError, match="tensor_parallel=3 does not divide"),
-    ):
-        engine.serve(policies[0])
-    assert not list(tmp_path.iterdir())  # no log
-
-
 @pytest.fixture
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the code use the machine's devices even if the installed vLLM is the CPU build."""
     monkeypatch.setattr(devices, "cpu_build", lambda: False)
-
-
-@pytest.mark.usefixtures("gpu_build")
-@pytest.mark.parametrize(
-    ("value", "visible"),
-    [
-        ("0", ["0"]),
-        ("3, 1", ["3", "1"]),
-        ("GPU-8e4b,MIG-GPU-8e4b/1/0", ["GPU-8e4b", "MIG-GPU-8e4b/1/0"]),
-        ("2,-1,3", ["2"]),  # CUDA sees nothing from the first invalid entry on
-        ("NoDevFiles", []),  # Slurm sets this for a job without GPUs
-        ("", []),
-    ],
-)
-def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch, value: str, visible: list[str]) -> None:
-    """Only devices in CUDA_VISIBLE_DEVICES are dealt, under their names in that variable."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert visible_devices() == visible
 
 
 LISTED = """\
@@ -109,22 +85,29 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2a2e1f2c-11a9-8a0b-5a55-0f2d1c9b7e11)
 
 @pytest.mark.usefixtures("gpu_build")
 @pytest.mark.parametrize(
-    ("program", "visible"),
+    ("chosen", "program", "visible"),
     [
-        (f"cat <<'END'\n{LISTED}END", ["0", "1"]),
-        ('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9', []),
-        (None, []),
+        ("3, 1", "exit 1", ["3", "1"]),
+        ("GPU-8e4b,MIG-GPU-8e4b/1/0", "exit 1", ["GPU-8e4b", "MIG-GPU-8e4b/1/0"]),
+        ("2,-1,3", "exit 1", ["2"]),  # CUDA sees nothing from the first invalid entry on
+        ("NoDevFiles", f"echo '{LISTED}'", []),  # Slurm sets this for a job without GPUs
+        ("", f"echo '{LISTED}'", []),
+        (None, f"echo '{LISTED}'", ["0", "1"]),
+        (None, "echo 'NVIDIA-SMI cannot reach the driver.'; exit 9", []),
+        (None, None, []),
     ],
 )
-def test_without_cuda_visible_devices_the_driver_is_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str | None, visible: list[str]
+def test_the_devices_are_those_that_cuda_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: str | None, program: str | None, visible: list[str]
 ) -> None:
-    """Devices get CUDA's numbers, so that the trainer's device is known. A machine without a driver has no devices."""
+    """They have the names in CUDA_VISIBLE_DEVICES; without it the driver is asked, and they have CUDA's numbers."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     if program:
-        (tmp_path / "nvidia-smi").write_text(f"#!{shutil.which('sh', path=os.defpath)}\nPATH={os.defpath}\n{program}\n")
+        (tmp_path / "nvidia-smi").write_text(f"#!{shutil.which('sh', path=os.defpath)}\n{program}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert visible_devices() == visible
 
 
@@ -139,33 +122,41 @@ def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_server_gets_its_own_devices(
     policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that has died gets the same devices again. The trainer's process still sees all devices."""
+    """One that has died in a swap or in a rollout gets the same devices again. The trainer's process still sees all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
     started: list[str] = []
     monkeypatch.setattr(
         Server, "start", lambda _, __, environment, ___: started.append(environment["CUDA_VISIBLE_DEVICES"])
     )
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
-    died = iter([False, False, True, True])
+    died = iter([False, False, True, True, True, True])
     monkeypatch.setattr(Server, "lost", lambda _: next(died))
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
     settings = Inference(replicas=2, tensor_parallel=2)
     with Engine(settings, Rollout(), tmp_path) as engine:
         engine.serve(policies[0])
         engine.serve(policies[1])
-    assert started == ["5,6", "7,8"] * 2
+        engine.repair(1)
+    assert started == ["5,6", "7,8", "5,6", "7,8", "7,8"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
 
 
 @pytest.mark.usefixtures("gpu_build")
-def test_an_engine_without_enough_devices_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_that_cannot_start_its_servers_starts_none(
+    policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Servers that are given by URL need no devices of this machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(InferenceError, match="inference.replicas=2"):
         Engine(Inference(replicas=2), Rollout(), tmp_path)
     Engine(Inference(replicas=2, urls=["http://127.0.0.1:8000"]), Rollout(), tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with (
+        Engine(Inference(tensor_parallel=3), Rollout(), tmp_path) as engine,
+        pytest.raises(InferenceError, match="tensor_parallel=3 does not divide"),
+    ):
+        engine.serve(policies[0])
+    assert not list(tmp_path.iterdir())  # no log
 
 
 @pytest.mark.parametrize(
@@ -190,3 +181,77 @@ def test_a_model_without_a_device_is_refused() -> None:
     with pytest.raises(InferenceError, match=told):
         deal_beside(models, Inference(), ["0", "1"])
     assert deal_beside(models, Inference(urls=["http://x"]), ["0", "1"]) == {"judge": [["1"]], "reward": [["0"]]}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Return a configuration with two servers, whose program imports nothing and prints its arguments."""
+    program = tmp_path / "launch.py"
+    program.write_text("import os, sys, time; print(os.fdopen(int(sys.argv[1])).read(), flush=True); time.sleep(600)")
+    monkeypatch.setattr(launch, "__file__", str(program))
+    (tmp_path / "config.json").write_text("{}")  # the folder is the model, too
+    return load("smoke", [f"storage.cache={tmp_path}", "inference.replicas=2"])
+
+
+def servers_now() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children(recursive=True) if launch.__file__ in each.cmdline()]
+
+
+def test_an_engine_takes_the_servers_that_have_begun(config: Config, tmp_path: Path) -> None:
+    """The processes are those that serve: they get the arguments, and live until the engine ends them."""
+    with servers_begun(config):
+        begun = servers_now()
+        assert len(begun) == 2
+        servers = take_servers(config.servers)
+        assert take_servers(config.servers) == []  # of a second engine
+    for server in servers:
+        server.start_serving(tmp_path)
+    assert {server.pid for server in servers} == {process.pid for process in begun}
+    for server in servers:
+        while f'"--model", "{tmp_path}"' not in server.log.read_text():
+            assert server.alive
+        server.close()
+    wait_gone(begun)
+
+
+def test_servers_that_no_engine_takes_end(config: Config) -> None:
+    """The run may continue with settings that it was begun with, or be complete, refused or interrupted."""
+    for error in (KeyboardInterrupt, ValueError):
+        begun = []
+        with contextlib.suppress(error), servers_begun(config):
+            begun.extend(servers_now())
+            assert len(begun) == 2
+            if error is ValueError:
+                assert take_servers(config.inference) == []
+                wait_gone(begun)
+            raise error
+        wait_gone(begun)
+
+
+@pytest.mark.parametrize("more", ["inference.urls=[http://127.0.0.1:9]", "cluster.workers_per_node=2"])
+def test_no_server_begins_that_another_process_would_start(config: Config, more: str) -> None:
+    with servers_begun(load("smoke", [f"storage.cache={config.storage.cache}", more])):
+        assert servers_now() == []
+
+
+def test_a_server_that_has_died_begins_again(config: Config, tmp_path: Path) -> None:
+    """Otherwise the engine would wait for it in vain."""
+    with servers_begun(config):
+        first, second = take_servers(config.servers)
+        psutil.Process(first.pid).kill()
+        while first.alive:
+            pass
+        first.start_serving(tmp_path)
+        assert first.alive
+        for server in (first, second):
+            server.close()
+
+
+def test_what_prevents_servers_is_left_to_the_engine(config: Config, tmp_path: Path) -> None:
+    """It says more about it, in its turn: here, no log can be written."""
+    (tmp_path / "logs").touch()
+    with servers_begun(config):
+        for server in take_servers(config.servers):
+            with pytest.raises(OSError, match="logs"):
+                server.start_serving(tmp_path)
+            server.close()

@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import dataclasses
-import glob
-import math
-import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from unittest.mock import AsyncMock, patch
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
+import aiohttp
 import psutil
 import pytest
 
@@ -21,11 +20,11 @@ from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
-from tasks.agents.chat import load_chat, load_tokenizer
+from tasks.agents.chat import load_tokenizer
 from tasks.inference import launch
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
-from tasks.inference.engine import Engine
+from tasks.inference.engine import Connection, Engine
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 from tasks.rollout.admission import MOST_COMPLETIONS
@@ -61,7 +60,10 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
 
 
 def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Each policy's weights are swapped into the running server, and each token has the version that sampled it."""
+    """Each policy's weights are swapped into the running server, and each token has the version that sampled it.
+
+    At other temperatures, the lowest and the highest included, vLLM's logprobs equal the trainer's.
+    """
     logprobs = []
     for policy in (policies[1], policies[2], policies[1]):
         engine.serve(policy)
@@ -73,28 +75,9 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
         logprobs.append([completion.logprobs for completion in completions])
     assert logprobs[0] == logprobs[2]
     assert logprobs[0] != logprobs[1]
-
-
-@pytest.mark.parametrize("temperature", [0.01, 0.5, 2])
-def test_logprobs_use_the_sampling_temperature(engine: Engine, policies: list[Checkpoint], temperature: float) -> None:
-    """At other temperatures, including the lowest and the highest, vLLM's logprobs equal the trainer's."""
-    engine.serve(policies[1])
-    completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
-    assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
-
-
-def test_a_schema_leaves_only_its_tokens(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Logprobs are those of the tokens that are left, so what the schema alone decides is certain."""
-    engine.serve(policies[1])
-    chat = load_chat(policies[1])
-    asked = GenerationConfig(n=8, max_new_tokens=6, stop_token_ids=chat.stop_token_ids)
-    completions = generate(engine, dataclasses.replace(asked, json_schema='{"enum": [12, 34]}'))
-    assert {chat.decode(completion.token_ids) for completion in completions} == {"12", "34"}
-    firsts = {completion.token_ids[0]: completion.logprobs[0] for completion in completions}
-    assert sum(map(math.exp, firsts.values())) == pytest.approx(1, abs=1e-3)
-    for completion in completions:
-        assert completion.logprobs[1:] == pytest.approx([0, 0], abs=1e-6)
-        assert max(own_logprobs(policies[1], completion, 1.0)) < -1
+    for temperature in (0.01, 0.5, 2):
+        (completion,) = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))
+        assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
@@ -107,18 +90,24 @@ async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> 
         return await asked
 
 
-def test_a_text_ends_a_completion(engine: Engine, policies: list[Checkpoint]) -> None:
-    """The tokens of the text are returned, since the policy sampled them, and nothing after them."""
+def test_texts_and_tokens_end_a_completion(engine: Engine, policies: list[Checkpoint]) -> None:
+    """What ends it is returned, since the policy sampled it, and nothing after it: also an end of a turn that only the
+    request names.
+    """
     engine.serve(policies[1])
     tokenizer = load_tokenizer(policies[1].model)
-    stopped = 0
-    for completion in generate(engine, GenerationConfig(n=32, max_new_tokens=64, temperature=2.0, stop=("7", "1"))):
-        text = tokenizer.decode(completion.token_ids[:-1])
-        assert "7" not in text
-        assert "1" not in text
-        stopped += completion.finish_reason == "stop"
+    asked = GenerationConfig(n=32, max_new_tokens=64, temperature=2.0)
+    by_text = generate(engine, dataclasses.replace(asked, stop=("7", "1")))
+    texts = [tokenizer.decode(completion.token_ids[:-1]) for completion in by_text]
+    assert not any("7" in text or "1" in text for text in texts)
+    end = generate(engine, asked)[0].token_ids[1]
+    by_token = generate(engine, dataclasses.replace(asked, stop_token_ids=(end,)))
+    assert not any(end in completion.token_ids[:-1] for completion in by_token)
+    assert any(completion.token_ids[-1] == end for completion in by_token)
+    for completion in (*by_text, *by_token):
         assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions)
-    assert stopped
+    assert {"stop"} == {each.finish_reason for each in by_token if each.token_ids[-1] == end}
+    assert any(completion.finish_reason == "stop" for completion in by_text)
 
 
 def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -143,33 +132,13 @@ def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[
     engine.serve(policies[0])
 
 
-async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tuple[list[Completion], int]:
-    """Make vLLM abort a request after `delay_s`; return its answer and how often the request was sent."""
-    server = engine.servers[0]
-    async with engine.connect() as connection, Client(server.url, None, 600, 128) as other:
-        (client,) = connection.clients
-        with patch.object(client, "generate", wraps=client.generate) as sent:
-            await other._ask("/pause?mode=keep")  # the request stays unanswered until the abort
-            asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
-            await asyncio.sleep(delay_s)
-            await other._ask("/pause?mode=abort")
-            await other._ask("/resume")
-            return await asked, sent.call_count
-
-
-def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
-    """vLLM aborts requests when it shuts down or is paused. The aborted completion is not used as a turn."""
-    engine.serve(policies[1])
-    gconfig = GenerationConfig(n=4, max_new_tokens=6)
-    whole = [completion.token_ids for completion in generate(engine, gconfig)]
-    times, delay_s = 1, 0.1
-    while times == 1 and delay_s < 60:  # until the request reaches the engine before the abort
-        completions, times = asyncio.run(abort(engine, gconfig, delay_s))
-        assert [completion.token_ids for completion in completions] == whole
-        assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
-        delay_s *= 2
-    assert times > 1
-    engine.serve(policies[0])
+async def test_a_failed_request_is_sent_again(policies: list[Checkpoint]) -> None:
+    """After a repair of its server, such as a restart; an aborted completion is not used as a turn."""
+    answers = [AbortedError("abort"), aiohttp.ClientConnectionError("gone"), [Completion([7], [-1.0], [1], "stop")]]
+    repaired, client = list[int](), AsyncMock(generate=AsyncMock(side_effect=answers))
+    engine: Any = SimpleNamespace(served=policies[1], closed=False, history=[1], repair=repaired.append)
+    made = await Connection(engine, [client], 0).generate(PROMPT, GenerationConfig(), seed=7, replica=0)
+    assert (made, repaired) == (answers[-1], [0, 0])
 
 
 def test_vllm_returns_what_it_has_sampled_of_a_request_that_is_cut(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -281,21 +250,18 @@ def test_a_new_label_on_old_weights_is_found(
     assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
 
 
-def test_a_server_without_the_extension_needs_a_tolerance_in_half_precision(
-    engine: Engine, policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else would show a small update. The error comes before the first rollout, and says what to do."""
-    monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
-    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="bfloat16")
-    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
-        other.serve(policies[1])
-    forget(engine)
-
-
 def test_weights_in_another_form_are_proven_by_the_canary(
-    engine: Engine, policies: list[Checkpoint], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: Engine,
+    policies: list[Checkpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server may round or arrange them differently; it needs a tolerance, unless that of float32 is kept."""
+    """A server may round or arrange them differently, or lack the extension that tells them.
+
+    It needs a tolerance, unless that of float32 is kept: nothing else would show a small update. The error comes before
+    the first rollout, and says what to do.
+    """
     settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="float16")
     with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="nothing proves that"):
         other.serve(policies[1])
@@ -303,6 +269,9 @@ def test_weights_in_another_form_are_proven_by_the_canary(
         for policy in policies:
             other.serve(policy)
     assert caplog.text.count("The canary alone proves what it serves") == 1
+    monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
+    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
+        other.serve(policies[1])
     forget(engine)
 
 
@@ -321,26 +290,18 @@ def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: li
     engine.serve(policies[0])
 
 
-def test_the_largest_request_of_an_agent_is_served(engine: Engine, policies: list[Checkpoint]) -> None:
-    """vLLM refuses more completions in a request than the server plays at once, which would end the rollout."""
+def test_a_request_has_limits(engine: Engine, policies: list[Checkpoint]) -> None:
+    """vLLM would refuse more completions than the server plays at once, and a prompt that fills the context.
+
+    A completion says how long it could have been, by its request or the room in the context: a penalty needs it.
+    """
     engine.serve(policies[0])
     assert len(generate(engine, GenerationConfig(n=MOST_COMPLETIONS, max_new_tokens=1))) == MOST_COMPLETIONS
-
-
-def test_a_prompt_longer_than_the_context_is_refused(engine: Engine, policies: list[Checkpoint]) -> None:
-    """The client refuses it before it is sent, and the error names both lengths."""
-    engine.serve(policies[0])
     with pytest.raises(ContextLengthError, match="prompt of 128 tokens.*max_model_len=128"):
         generate(engine, GenerationConfig(), [5] * 128)
-
-
-def test_a_completion_says_how_long_it_could_have_been(engine: Engine, policies: list[Checkpoint]) -> None:
-    """By its request, or by the room in the context, whichever is less: a penalty for long answers depends on it."""
-    engine.serve(policies[0])
-    for prompt, most, limit in [([5] * 100, 60, 28), ([5] * 100, 20, 20)]:
-        (completion,) = generate(engine, GenerationConfig(max_new_tokens=most), prompt)
-        assert completion.limit == limit
-        assert len(completion.token_ids) <= limit
+    for most, limit in [(60, 28), (20, 20)]:
+        (completion,) = generate(engine, GenerationConfig(max_new_tokens=most), [5] * 100)
+        assert completion.limit == limit >= len(completion.token_ids)
 
 
 NAMES_ANOTHER = [*["a frame"] * 20, "RuntimeError: Engine core initialization failed. See root cause above."]
@@ -366,33 +327,12 @@ def test_a_server_that_does_not_start_is_reported(
     server.close()
 
 
-@pytest.mark.parametrize("name", ["[a]", "a*b", "what?", "plain"])
-def test_no_path_is_a_pattern_for_vllm(name: str, tmp_path: Path) -> None:
+def test_a_path_that_is_a_pattern_for_vllm_is_refused(tmp_path: Path) -> None:
     """It globs the folder of a model: a name with brackets would be another folder's."""
-    model, scratch = tmp_path / name, tmp_path / "scratch"
-    for folder in (model, scratch):
-        folder.mkdir()
-    (model / "model.safetensors").touch()
-    for _ in range(2):
-        shown = launch.no_pattern(model, scratch)
-    assert [os.path.realpath(file) for file in glob.glob(f"{shown}/*")] == [str(model / "model.safetensors")]
-    assert (shown == model) == (name == "plain")
-
-
-def test_vllm_obeys_without_a_key_whom_its_socket_lets_in(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """The routes that change weights ask for none, so a server is warned of unless its folder is closed."""
-
-    async def ask(url: str) -> None:
-        async with Client(url, "key", 60, 128) as client:
-            await client.warn_if_open()
-
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        os.chmod(folder, 0o755)
-        (shown := Path(folder, "vllm")).symlink_to(engine.servers[0].url.removeprefix("unix://"))
-        asyncio.run(ask(engine.servers[0].url))
-        assert not caplog.records
-        asyncio.run(ask(f"unix://{shown}"))
-        assert f"unix://{shown} lets everybody who reaches it" in caplog.text
+    (folder := tmp_path / "[a]").mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(InferenceError, match="for a pattern: move it"):
+        Server(INFERENCE, tmp_path / "vllm.log").start_serving(folder)
 
 
 def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:
@@ -401,6 +341,7 @@ def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Pat
         engine.serve(policies[0])
 
 
+@pytest.mark.long
 def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]) -> None:
     """The request is answered, and nothing of the old server is left."""
     engine.serve(policies[1])

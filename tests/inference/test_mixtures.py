@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from configs.inference import RETURN_EXPERTS
 from configs.rollout import Rollout
 from configs.train import Optimizer
 from storage import layout
@@ -16,8 +15,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from storage.versions.weights import load_model
 from tasks.agents.chat import load_tokenizer
-from tasks.inference import devices
-from tasks.inference.api import GenerationConfig, InferenceError
+from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 from tasks.train.mesh import Mesh
 from tasks.train.policy import make_canary
@@ -82,11 +80,3 @@ def test_a_running_server_loads_what_two_ranks_have_trained(policy_folder: Path,
             assert set(completion.versions) == {policy.number}
         assert server.pid == first
         assert len({tuple(policy.canary.logprobs) for policy in policies}) == UPDATES + 1
-
-
-def test_a_build_without_the_part_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = INFERENCE.model_copy(update={"extra_args": [RETURN_EXPERTS]})
-    monkeypatch.setattr(devices, "cpu_build", lambda: True)
-    with pytest.raises(InferenceError, match="CPU build has none without a Triton for CPUs"):
-        Engine(asks, Rollout(), tmp_path)
-    Engine(asks.model_copy(update={"urls": ["http://127.0.0.1:1"]}), Rollout(), tmp_path)

@@ -1,6 +1,8 @@
-"""Sums of weights are the same for files and servers, and differ if any number does."""
+"""Sums of weights are the same for files and servers; on a CPU each row gets the product of its own adapter."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,3 +83,21 @@ def test_a_file_has_a_sum_for_each_weight(tmp_path: Path) -> None:
 def test_sums_of_ranks_are_compared_by_layer(ranks: list[dict[str, tuple[int, bool]]], layers: list[str]) -> None:
     """Parts are added; a copy counts once, unless it differs from the others; what is missing differs."""
     assert differing(merged(ranks), {"b.1.q": 3, "b.1.k": 2, "b.1.v": 4, "norm": 5}) == layers
+
+
+@pytest.mark.long  # imports vLLM into the process of the tests
+@given(slots=st.lists(st.integers(-1, 2), min_size=1, max_size=8), seed=st.integers(0, 9))
+def test_rows_get_the_product_of_their_adapter(slots: list[int], seed: int) -> None:
+    from tasks.inference.worker import add_lora_linear
+
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(len(slots), 6, generator=draw), torch.randn(len(slots), 9, generator=draw)
+    a = tuple(torch.randn(3, 1, 2, 6, generator=draw) for _ in range(2))
+    b = tuple(torch.randn(3, 1, width, 2, generator=draw) for width in (5, 4))
+    wrapper: Any = SimpleNamespace(token_lora_indices=torch.tensor(slots))
+    found = y.clone()
+    add_lora_linear(wrapper, found, x, a, b, 0.5, (5, 4))
+    for row, slot in enumerate(slots):
+        parts = [0.5 * x[row] @ one[slot, 0].t() @ other[slot, 0].t() for one, other in zip(a, b, strict=True)]
+        expected = y[row] + (torch.cat(parts) if slot >= 0 else 0)
+        torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-5)

@@ -73,7 +73,6 @@ def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]
 @pytest.fixture(autouse=True)
 def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw without looking at a policy's tokenizer and context: the runs here have no policy."""
-    monkeypatch.setattr(task, "warn_of_marks", lambda *_: None)
     monkeypatch.setattr(task, "unplayable", lambda *_: set())
 
 

@@ -91,7 +91,7 @@ def prompt_of(chat: Chat, row: Trajectory) -> str:
 @pytest.mark.parametrize(
     ("agent", "arguments"),
     [
-        ("openai", {"entry": "tests.agents.endpoint.seen:solve"}),
+        ("openai", {"entry": "tests.agents.endpoint.solvers:tells_what_it_sees"}),
         ("command", {"argv": [sys.executable, "-c", ASK + PRINT]}),
     ],
 )

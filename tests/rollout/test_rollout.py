@@ -244,7 +244,6 @@ def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> No
         ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
         ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
         ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
-        ({"json_schema": "{}"}, "gconfig.json_schema biases the recorded logprobs"),
         ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
     ],
 )

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from storage.records import Experts, pack_experts, unpack_experts
-from tasks.inference.api import BundledGenerationOutputs, Completion, InferenceError
-from tasks.inference.completions import experts_of
+from tasks.inference.api import BundledGenerationOutputs, Completion, InferenceError, experts_of
 from tasks.rollout.conversation import with_experts
 from tests.support.train_helpers import make_trajectory
 

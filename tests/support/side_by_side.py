@@ -12,7 +12,6 @@ GROUPS = {
         ("first", "flows", "arguments bad_network flows killed local_server mixtures models_beside"),
         ("first", "retrain", "retrain"),
         ("second", "flows", "interrupts kept_stores monitoring other_users safety several_devices"),
-        ("second", "agents", "turn_ends"),
         ("second", "audit", "flow"),
         ("second", "rollout", "selection"),
         ("second", "evaluate", "evaluate"),

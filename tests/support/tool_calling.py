@@ -19,6 +19,9 @@ from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+"""A tool as a client offers it."""
+
 
 def call(name: str, **arguments: Any) -> str:
     """Return what the policy says to call a tool."""

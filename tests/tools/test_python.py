@@ -2,11 +2,11 @@
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 
-from tasks.tools.interface import ToolContext, ToolError
-from tasks.tools.python import PythonTool
+from tasks.tools.interface import ToolError
 from tasks.tools.sandbox import Sandboxes
 from tests.support.sandbox_helpers import descendants, open_tool, run_code, wait_gone
 
@@ -124,24 +124,16 @@ async def test_packages_are_there_if_asked_for(sandboxes: Sandboxes) -> None:
 
 @pytest.mark.usefixtures("sandboxes")
 async def test_many_at_once_wait_for_slots() -> None:
-    """More calls than slots only take longer; a time limit begins when a call does."""
-    sandboxes = Sandboxes(most_at_once=2)
+    """More calls than slots only take longer; a time limit begins when a call does.
+
+    An interpreter that stays needs no slot between calls: episodes beyond their number would wait for others to end.
+    """
     start = time.monotonic()
-    code = "import time; time.sleep(0.3)"
-    results = await asyncio.gather(*(run_code(sandboxes, code, timeout_s=20) for _ in range(6)))
-    assert results == [""] * 6
+    few, code = Sandboxes(most_at_once=2), "import time; time.sleep(0.3)"
+    assert await asyncio.gather(*(run_code(few, code, timeout_s=20) for _ in range(6))) == [""] * 6
     assert time.monotonic() - start >= 0.9
-
-
-@pytest.mark.usefixtures("sandboxes")
-async def test_an_interpreter_that_stays_needs_no_slot_between_calls() -> None:
-    """Otherwise episodes beyond the number of slots would wait for the end of others."""
-    sandboxes = Sandboxes(most_at_once=1)
-    tools = [PythonTool(ToolContext(sandboxes), stateful=True, timeout_s=60) for _ in range(3)]
-    try:
-        async with asyncio.timeout(60):
-            for code, results in (("x = 1", [""] * 3), ("x", ["1\n"] * 3)):
-                assert await asyncio.gather(*(tool.call({"code": code}) for tool in tools)) == results
-    finally:
-        for tool in tools:
-            await tool.close()
+    one = Sandboxes(most_at_once=1)
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
+        tools = [await stack.enter_async_context(open_tool(one, stateful=True, timeout_s=60)) for _ in range(3)]
+        for code, results in (("x = 1", [""] * 3), ("x", ["1\n"] * 3)):
+            assert await asyncio.gather(*(tool.call({"code": code}) for tool in tools)) == results

@@ -1,16 +1,20 @@
-"""The tools of an episode: whatever they do, a call ends in time with a text."""
+"""The tools of an episode: whatever they do, a call ends in time with a text. Tools from functions; the calculator."""
 
 import asyncio
+import errno
 import sys
-from typing import Any
+import time
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from configs.agent import Agent, ToolChoice
 from tasks.tools import check_tools, open_toolbox
-from tasks.tools.interface import FunctionTool, ToolContext
+from tasks.tools.calculator import calculator
+from tasks.tools.interface import FunctionTool, ToolContext, ToolError
 from tasks.tools.sandbox import Sandboxes
-from tasks.tools.toolbox import Toolbox, ToolResult
+from tasks.tools.toolbox import Toolbox
 
 
 async def add(a: int, b: int) -> int:
@@ -75,10 +79,8 @@ class Broken:
 async def test_every_call_ends_with_a_text(name: str, arguments: Any, output: str) -> None:
     """Errors of the policy and of a tool's function cost only the call, in time."""
     toolbox = box(add, hang, leave, shout, echo, call_timeout_s=0.1, output_chars=200)
-    result = await toolbox.call(name, arguments)
-    assert result.output.startswith(output)
-    assert result.error == output.startswith("error: ")
-    assert await toolbox.call("add", {"a": 1, "b": 1}) == ToolResult("2", False)
+    assert (await toolbox.call(name, arguments)).startswith(output)
+    assert await toolbox.call("add", {"a": 1, "b": 1}) == "2"
 
 
 async def test_an_error_of_a_tools_own_code_is_no_answer() -> None:
@@ -118,7 +120,127 @@ async def test_a_toolbox_from_a_configuration(sandboxes: Sandboxes) -> None:
     async with open_toolbox(agent.tools, ToolContext(sandboxes)) as toolbox:
         names = [schema["function"]["name"] for schema in toolbox.schemas]
         assert names == ["calculator", "python", "add", "broken"]
-        assert await toolbox.call("calculator", '{"expression": "1 / 4"}') == ToolResult("0.25", False)
-        assert await toolbox.call("python", '{"code": "1 / 4"}') == ToolResult("0.25\n", False)
-        assert await toolbox.call("add", '{"a": 1, "b": 2}') == ToolResult("3", False)
+        assert await toolbox.call("calculator", '{"expression": "1 / 4"}') == "0.25"
+        assert await toolbox.call("python", '{"code": "1 / 4"}') == "0.25\n"
+        assert await toolbox.call("add", '{"a": 1, "b": 2}') == "3"
     assert Broken.closed == 2
+
+
+class Place(BaseModel):
+    city: str
+
+
+async def weather(place: Place, days: Annotated[int, Field(ge=1)] = 1, *, unit: Literal["C", "F"] = "C") -> Any:
+    """Tell the weather."""
+    return {"city": place.city, "days": days, "unit": unit}
+
+
+async def fail(kind: str) -> str:
+    """Fail."""
+    if kind == "files":
+        raise ConnectionError("no answer") from OSError(errno.EMFILE, "Too many open files")
+    raise {"key": KeyError("x"), "exit": SystemExit(3), "tool": ToolError("no such city")}[kind]
+
+
+def call(function: Any, arguments: dict[str, Any]) -> str:
+    return asyncio.run(FunctionTool(function).call(arguments))
+
+
+def test_the_schema_comes_from_the_signature() -> None:
+    """Types, defaults and limits of the annotations reach the policy, and the docstring is the description."""
+    tool = FunctionTool(weather)
+    assert (tool.name, tool.description) == ("weather", "Tell the weather.")
+    assert tool.parameters["required"] == ["place"]
+    assert tool.parameters["additionalProperties"] is False
+    properties = tool.parameters["properties"]
+    assert properties["days"] == {"default": 1, "minimum": 1, "title": "Days", "type": "integer"}
+    assert properties["unit"]["enum"] == ["C", "F"]
+    assert tool.parameters["$defs"]["Place"]["required"] == ["city"]
+    # Arguments arrive as the annotated types, with defaults for those left out; results are texts or JSON.
+    assert call(weather, {"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (weather, {}, "place: Missing required argument"),
+        (weather, {"place": {"city": "a"}, "days": 0}, "days: Input should be greater than or equal to 1"),
+        (weather, {"place": {"city": "a"}, "hour": 1}, "hour: Unexpected keyword argument"),
+        (fail, {"kind": "key"}, "KeyError: 'x'"),
+        (fail, {"kind": "exit"}, "SystemExit: 3"),
+        (fail, {"kind": "tool"}, "no such city"),
+    ],
+)
+def test_what_goes_wrong_is_an_error_for_the_policy(function: Any, arguments: dict[str, Any], message: str) -> None:
+    """It reads which argument is wrong, in one line. A function that raises, or exits, costs its call."""
+    with pytest.raises(ToolError, match=f"^{message}$"):
+        call(function, arguments)
+
+
+def test_an_error_of_the_machine_is_not_told_to_the_policy() -> None:
+    """It fails the episode, which is then the set-up's fault."""
+    with pytest.raises(ConnectionError, match="no answer"):
+        call(fail, {"kind": "files"})
+
+
+def blocking(x: int) -> None: ...
+async def bare(x): ...  # type: ignore[no-untyped-def]
+async def positions(*xs: int) -> None: ...
+async def strange(x: asyncio.Queue[int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (blocking, "blocking is no `async def`"),
+        (bare, "bare: annotate the parameter 'x'"),
+        (positions, "positions: the parameter .*xs: int has no name for JSON"),
+        (strange, "strange: no JSON schema for its annotations"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_refused(function: Any, message: str) -> None:
+    """The error comes when the tool is made, before a run."""
+    with pytest.raises(ValueError, match=message):
+        FunctionTool(function)
+
+
+def compute(expression: str) -> str:
+    return asyncio.run(calculator(expression))
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("2 * (3 + 4)", "14"), ("0.1 + 0.2", "0.3"), ("10 / 4", "2.5"),
+        ("10 / 3", "10/3 (about 3.33333333333333)"), ("-7 // 2", "-4"), ("-7 % 3", "2"), ("2 ** -3", "0.125"),
+        ("2 ** 100", "1267650600228229401496703205376"), ("+1_000 + 0x10", "1016"),
+        ("1e-30", "0.000000000000000000000000000001"),
+    ],
+)  # fmt: skip
+def test_results_are_exact(expression: str, result: str) -> None:
+    """Whole numbers have no decimals, decimals are not rounded as floats are, and other fractions stay fractions."""
+    assert compute(expression) == result
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("9 ** 9 ** 9", "a number has more than 10,000 bits"),
+        ("1e-99999999999999999999", "a number has more than 10,000 bits"),
+        ("2 ** 0.5", "the exponent 1/2 is not a whole number"),
+        ("1 / 0", "division by zero"),
+        ("(" * 400, "not an arithmetic expression"),
+        ("-" * 990 + "1", "nested too deeply"),
+        ("1" + "+1" * 500, "more than 1,000 characters"),
+        ("2 ^ 3", r"'2 \^ 3' is not arithmetic: use"),
+        ("1,000", "'1,000' is not arithmetic"),
+        ("__import__('os')", "is not arithmetic"),
+        ("True", "'True' is not arithmetic"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused_at_once(expression: str, message: str) -> None:
+    """Large powers are refused before they are computed, and nothing but arithmetic is evaluated."""
+    start = time.process_time()
+    with pytest.raises(ToolError, match=message):
+        compute(expression)
+    assert time.process_time() - start < 1

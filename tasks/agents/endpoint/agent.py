@@ -13,7 +13,7 @@ from pydantic import Field
 from storage.records import Problem, Trajectory
 from storage.visible import described
 from tasks.agents.answers import open_reader
-from tasks.agents.endpoint.completions import Completions, OverrunError
+from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError
 from tasks.agents.endpoint.protocol import MODEL, ResponseFormats, invalid
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.endpoint.tree import Node, record
@@ -146,8 +146,7 @@ class EndpointAgent(ABC):
         renderer: how completions are read, see `tasks.agents.answers.open_reader`.
         listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), or another `host:port`.
         max_requests: most requests of an episode.
-        response_format: what becomes of `response_format` in requests: `refuse`, `ignore`, or `enforce`, which needs
-            `rollout.allow_biased_sampling`.
+        response_format: what becomes of `response_format` in requests: `refuse` or `ignore`.
     """
 
     context: AgentContext
@@ -218,13 +217,12 @@ class EndpointAgent(ABC):
         nodes = completions.tree.nodes
         if not isinstance(error, Exception):
             return error
-        if nodes and completions.out_of_context:
-            return ContextLengthError(f"no room in the context: {completions.out_of_context}")
+        refusal = completions.refusal
+        if nodes and refusal and refusal.code == OUT_OF_CONTEXT:
+            return ContextLengthError(f"no room in the context: {refusal}")
         if nodes and any(call.status == "unparsable" for call in nodes[-1].calls):
             return UnreadableCallsError(f"{described(error)}, after a call that cannot be read")
-        if completions.refused:
-            return RuntimeError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")
-        return error
+        return RuntimeError(f"{described(error)}; the endpoint had refused: {refusal}") if refusal else error
 
 
 class UnreadableCallsError(PolicyError):

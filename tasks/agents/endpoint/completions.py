@@ -41,8 +41,7 @@ class Completions:
     Attributes:
         formats: what becomes of `response_format`.
         tree: what was sampled so far.
-        refused: what was wrong with the requests that were refused, the first few.
-        out_of_context: why the newest request was refused, if the context has no room for it; otherwise empty.
+        refusal: the error that answered the newest request; None if it was answered, or is being answered.
         overrun: whether there were more requests than an episode may send.
     """
 
@@ -53,8 +52,7 @@ class Completions:
     engine: EpisodeEngine
     formats: protocol.ResponseFormats = "refuse"
     tree: Tree = field(default_factory=Tree)
-    refused: list[str] = field(default_factory=list)
-    out_of_context: str = ""
+    refusal: EndpointError | None = None
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
     _loop: "asyncio.AbstractEventLoop | None" = None
@@ -114,9 +112,9 @@ class Completions:
 
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
-        self.out_of_context = ""
+        self.refusal = None
         with self.noting("internal_error"):
-            request, number = protocol.parse_request(body), next(self._numbers)
+            request, number = protocol.parse_request(body, self.formats), next(self._numbers)
             if number >= self.max_requests:
                 if self._agent and not self.overrun:
                     self._agent.cancel()
@@ -125,13 +123,13 @@ class Completions:
                 message = f"an episode may send {self.max_requests} requests (agent.args.max_requests)"
                 raise EndpointError(429, "too_many_requests", message)
             try:
-                position = self.tree.find(request.messages, request.specs)
+                position = self.tree.find(request.conversation, request.specs)
             except TypeError as error:
                 raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
             if position.new and position.new[-1]["role"] == "assistant":
                 message = "the last message is the assistant's, and no completion of this episode: end with another one"
                 raise invalid(message, "messages")
-            large = len(orjson.dumps([request.messages, request.specs])) > _LARGE
+            large = len(orjson.dumps([request.conversation, request.specs])) > _LARGE
             prompt_ids = (
                 await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
             )
@@ -143,7 +141,6 @@ class Completions:
                 stop=request.stop_texts,
                 seed=request.seed,
                 stop_token_ids=(*gconfig.stop_token_ids, *chat.stop_token_ids),
-                json_schema=request.forced_schema(self.formats),
             )
             outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
             if position.parent:
@@ -159,15 +156,10 @@ class Completions:
         try:
             yield
         except Exception as error:
-            failed = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
-            refusal = f"{failed.status} {failed.code}: {failed.message}"
-            if failed.code == OUT_OF_CONTEXT:
-                self.out_of_context = refusal
-            if len(self.refused) < 3:
-                self.refused.append(refusal)
-            if failed is error:
+            self.refusal = error if isinstance(error, EndpointError) else EndpointError(500, code, described(error))
+            if self.refusal is error:
                 raise
-            raise failed from error
+            raise self.refusal from error
 
     def _prompt(self, request: ChatRequest, position: Position) -> list[int]:
         """Return the ids of a prompt, which goes on with the tokens of the completion before if the template allows it.
@@ -180,7 +172,7 @@ class Completions:
         try:
             if parent:
                 ids = chat.continuation(parent.messages, parent.completion.token_ids, position.new, request.specs)
-            prompt_ids = parent.token_ids + ids if parent and ids else chat.prompt(request.messages, request.specs)
+            prompt_ids = parent.token_ids + ids if parent and ids else chat.prompt(request.conversation, request.specs)
         except ValueError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
         if len(prompt_ids) >= limit:
@@ -207,13 +199,12 @@ class Completions:
             seed=outputs.seeds[index],
             latency_s=outputs.latency_s,
             text=chat.decode(completion.token_ids, outputs.prompt_ids),
-            messages=request.messages,
+            messages=request.conversation,
             message=_message(answer, calls, request.stop_texts),
             cut=completion.finish_reason == "length"
             and len(completion.token_ids) == (request.most_tokens or most) < most,
             calls=calls,
             asked=asked,
-            forced=bool(request.forced_schema(self.formats)),
         )
 
 

@@ -2,7 +2,7 @@
 
 The run's `sampling` decides temperature, top_p and top_k, since PPO needs the distribution that was sampled from:
 what a request says about these is ignored. Parameters that would change the distribution in another way are refused,
-unless `response_format` is to be ignored or enforced.
+unless `response_format` is to be ignored.
 """
 
 import time
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tasks.agents.answers import ChatMessage, ToolSpec, read_arguments
 from tasks.agents.endpoint.tree import Node, number_calls
@@ -23,7 +23,7 @@ MODEL = "policy"
 MOST_CHOICES, MOST_MESSAGES, MOST_TOOLS = 64, 2048, 128
 """OpenAI's limits of a request."""
 
-ResponseFormats = Literal["refuse", "ignore", "enforce"]
+ResponseFormats = Literal["refuse", "ignore"]
 """Reactions to a `response_format` other than text."""
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -46,7 +46,7 @@ class EndpointError(Exception):
     """
 
     def __init__(self, status: int, code: str, message: str, parameter: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(f"{status} {code}: {message}")
         self.status, self.code, self.message, self.parameter = status, code, message, parameter
 
     def body(self) -> dict[str, Any]:
@@ -76,13 +76,56 @@ class Tool(BaseModel):
     function: Function
 
 
+class Called(BaseModel):
+    name: str
+    arguments: Annotated[str, BeforeValidator(lambda given: read_arguments(given or "{}") or given)] = "{}"
+    """JSON of an object, or a text that the policy wrote instead."""
+
+
+class CalledTool(BaseModel):
+    id: Annotated[str, BeforeValidator(lambda given: str(given or ""))] = ""
+    type: Literal["function"] = "function"
+    function: Called
+
+
+def _text(content: Any) -> Any:
+    """Return the text of a content that may have parts."""
+    parts = content if isinstance(content, list) else []
+    if any(not isinstance(part, dict) or part.get("type") not in ("text", "refusal") for part in parts):
+        raise ValueError("images and other media are not supported")
+    return "".join(str(part.get(part["type"])) for part in parts) if parts else content or ""
+
+
+def _refuse_old(call: Any) -> None:
+    if call:
+        raise ValueError("use tool_calls, which came in its place")
+
+
+class Message(BaseModel):
+    """A message of a conversation; members that are not known are left out."""
+
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"], BeforeValidator(lambda role: _ROLES.get(str(role), role))
+    ]
+    content: Annotated[str, BeforeValidator(_text)] = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[CalledTool] | None, BeforeValidator(lambda calls: calls or None)] = None
+    function_call: Annotated[None, BeforeValidator(_refuse_old)] = None
+
+    @property
+    def form(self) -> ChatMessage:
+        return self.model_dump(exclude_none=True)
+
+
 class ChatRequest(BaseModel):
-    """The body of a request, in which messages have one form: see `ChatMessage`."""
+    """The body of a request."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -94,12 +137,12 @@ class ChatRequest(BaseModel):
     stream_options: dict[str, Any] | None = None
     response_format: Any = None
 
-    @field_validator("messages")
-    @classmethod
-    def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
-        forms = [message_of(number, message) for number, message in enumerate(messages)]
-        number_calls(forms)
-        return forms
+    @cached_property
+    def conversation(self) -> list[ChatMessage]:
+        """The messages, whose calls have numbers."""
+        messages = [message.form for message in self.messages]
+        number_calls(messages)
+        return messages
 
     @cached_property
     def specs(self) -> list[ToolSpec]:
@@ -111,35 +154,13 @@ class ChatRequest(BaseModel):
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in texts if text)
 
-    def forced_schema(self, formats: ResponseFormats) -> str:
-        """Return JSON of the schema that the answer is forced into; empty: none.
-
-        Raises:
-            EndpointError: the format is to be refused, is none that can be enforced, or would leave no call of a tool.
-        """
-        wanted = self.response_format
-        if formats == "ignore" or not wanted or wanted == {"type": "text"}:
-            return ""
-        cause = "is no format: give the type json_object, or json_schema with a schema"
-        if formats == "refuse":
-            cause = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
-        elif self.specs and self.tool_choice != "none":
-            cause = "is enforced from the first token on, so that no tool could be called: leave out one of the two"
-        elif wanted == {"type": "json_object"}:
-            return '{"type":"object"}'
-        else:
-            match wanted:
-                case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-                    return orjson.dumps(schema).decode()
-        raise invalid(f"response_format={wanted!r:.80} {cause}", "response_format", code="unsupported_parameter")
-
     @property
     def most_tokens(self) -> int | None:
         """The most tokens that the request allows; None if it does not say."""
         return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
 
 
-def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
+def parse_request(body: bytes | dict[str, Any], formats: ResponseFormats = "refuse") -> ChatRequest:
     """Read a request: its JSON, or what was read from it.
 
     Raises:
@@ -163,56 +184,11 @@ def parse_request(body: bytes | dict[str, Any]) -> ChatRequest:
         if name in _REFUSED and value and value != _REFUSED[name]:
             text = f"{name}={value!r:.80} is not supported, since PPO needs the policy's own distribution: leave it out"
             raise invalid(text, name, code="unsupported_parameter")
+    wanted = request.response_format
+    if formats == "refuse" and wanted and wanted != {"type": "text"}:
+        cause = "would change the policy's distribution: leave it out, or set agent.args.response_format to ignore"
+        raise invalid(f"response_format={wanted!r:.80} {cause}", "response_format", code="unsupported_parameter")
     return request
-
-
-def message_of(number: int, message: dict[str, Any]) -> ChatMessage:
-    """Return message `number` of a conversation in its one form.
-
-    Raises:
-        ValueError: it has an unknown role, a content that is no text, or a call without a name or arguments.
-    """
-    role = message.get("role")
-    role = _ROLES.get(str(role), role)
-    if role not in ("system", "user", "assistant", "tool"):
-        raise ValueError(f"message {number} has the role {role!r}: use system, user, assistant or tool")
-    if message.get("function_call"):
-        raise ValueError(f"message {number} has a function_call: use tool_calls, which came in its place")
-    form: ChatMessage = {"role": role, "content": _text(number, message.get("content"))}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if isinstance(message.get(name), str):
-            form[name] = message[name]
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise ValueError(f"message {number}: tool_calls is no list")
-    if calls:
-        form["tool_calls"] = [_call(number, call) for call in calls]
-    return form
-
-
-def _text(number: int, content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    texts = [
-        part.get(part["type"]) if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
-        for part in parts
-    ]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"message {number} has a content that is no text: images and other media are not supported")
-    return "".join(map(str, texts))
-
-
-def _call(number: int, call: Any) -> dict[str, Any]:
-    """Return a call in its one form; its arguments are JSON of an object, or a text that the policy wrote instead."""
-    try:
-        name, stated = call["function"]["name"], call["function"].get("arguments") or "{}"
-    except (KeyError, TypeError, AttributeError):
-        name, stated = None, None
-    arguments = read_arguments(stated) or stated
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise ValueError(f"message {number} has a call without a name, or whose arguments are no JSON object")
-    return {"id": str(call.get("id") or ""), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
 """The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
 
-import asyncio
 import json
-import resource
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Self
 
@@ -17,22 +15,14 @@ from tasks.environments.interface import StepResult
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
-BODY_S = 60.0
-"""Most seconds that the body of a request may take."""
 IDLE_S = 30.0
 """Most seconds that a connection may take for the headers of a request, and wait for the next one."""
-MOST_CONNECTIONS = 8192
-"""Most connections at once; fewer where they would be more than half of the files that this process may open."""
-
 Step = Callable[[str], Awaitable[StepResult]]
 """Steps the environment of an episode with an answer."""
 
 
 class EndpointServer:
     """The server; an asynchronous context manager.
-
-    It keeps descriptors for everything else: where connections are too many, a new one takes the place of the oldest
-    without a whole request of an episode and, if all of them have one, is closed.
 
     Args:
         listen: `127.0.0.1:0` (any free port of this machine), or another host and port.
@@ -41,8 +31,6 @@ class EndpointServer:
     def __init__(self, listen: str) -> None:
         self._listen = listen
         self._episodes: dict[str, tuple[Completions, Step]] = {}
-        self._asking = set[web.RequestHandler]()  # connections with a whole request of an episode
-        self._open = AsyncExitStack()
         self.base_url = ""
         """The base URL for clients, once the server runs."""
 
@@ -51,38 +39,22 @@ class EndpointServer:
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_post("/v1/environment/step", self._step)
         app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(
+        self._runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, keepalive_timeout=IDLE_S
         )
-        await runner.setup()
-        self._open.push_async_callback(runner.cleanup)
+        await self._runner.setup()
         host, _, port = self._listen.rpartition(":")
-        answering, loop = partial(self._connection, runner), asyncio.get_running_loop()
         try:
-            # In the worst case three times as many connections as the backlog are above the limit.
-            server = await loop.create_server(answering, host.strip("[]"), int(port), backlog=64)
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         except (OSError, OverflowError) as error:  # the latter for a port above 65535
-            await self._open.aclose()
+            await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
-        self._open.callback(server.close)
-        name, number = server.sockets[0].getsockname()[:2]
+        name, number = self._runner.addresses[0][:2]
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
-
-    def _connection(self, runner: web.AppRunner) -> asyncio.Protocol:
-        """Return what answers a new connection."""
-        assert runner.server
-        most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        connections = [each for each in runner.server.connections if each.transport]  # without those that end
-        if len(connections) >= most:
-            idle = next((each for each in connections if each not in self._asking), None)
-            if not idle:
-                return _Full()
-            idle.force_close()
-        return runner.server()
+        await self._runner.cleanup()
 
     @contextmanager
     def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
@@ -133,27 +105,12 @@ class EndpointServer:
     async def _in_form(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Read the body, and answer errors in OpenAI's form."""
+        """Answer errors in OpenAI's form."""
         try:
-            self._served(request)
-            async with asyncio.timeout(BODY_S):
-                await request.read()  # which keeps it
-            self._asking.add(request.protocol)
             return await handler(request)
         except EndpointError as error:
             refusal = error
-        except TimeoutError:  # handlers raise none
-            refusal = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
         except web.HTTPException as error:
             code = "request_too_large" if isinstance(error, web.HTTPRequestEntityTooLarge) else "unknown_url"
             refusal = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")
-        finally:
-            self._asking.discard(request.protocol)
         return web.json_response(refusal.body(), status=refusal.status)
-
-
-class _Full(asyncio.Protocol):
-    """Closes a connection at once, after which clients ask again."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()

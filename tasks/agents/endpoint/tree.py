@@ -39,7 +39,6 @@ class Node:
         graded: whether the environment was asked about it.
         given: what the environment was given; None: the text itself.
         cut: whether a limit of the request, lower than the run's, ended it.
-        forced: whether a schema left out tokens.
         asked: how many completions the agent had when it sent the request.
         received: its position among the completions that the agent got; -1: the agent no longer waited for it.
         paid: how many completions the agent had when it gave this one to the environment, the last time; 0: never.
@@ -63,7 +62,6 @@ class Node:
     graded: bool = False
     given: str | None = None
     cut: bool = False
-    forced: bool = False
     asked: int = 0
     received: int = -1
     paid: int = 0
@@ -194,45 +192,31 @@ def record(
         asked  [0, 1, 1]    received  [0, 1, 2]    paid  [0, 0, 3]
     """
     sequences = _sequences(nodes)
-    episode, ordered = _episode_of(prompt, sequences), [node for sequence in sequences for node in sequence]
+    ordered = [node for sequence in sequences for node in sequence]
+    episode = Episode(prompt, ordered[0].prompt_ids)
+    for before, node in zip([None, *ordered], ordered, strict=False):
+        if before and before is node.parent and node.continues:
+            episode.add_feedback(before.feedback, node.prompt_ids[len(episode.prompt_ids) :])
+        elif before:
+            episode.start_sequence(before.feedback, node.prompt_ids)
+        outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
+        episode.add_completion(outputs, node.text)
+        episode.set_verdict(node.verdict, node.reward, node.parts)
+    episode.add_feedback(ordered[-1].feedback, [])
     if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
         status, unplayed_turns = "completed", 0
-    turns = [
-        replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
-        for turn, node in zip(episode.turns, ordered, strict=True)
-    ]
     chain = all(each.received == each.asked == turn and each.paid in (0, turn + 1) for turn, each in enumerate(ordered))
-    sampling = prompt.record.sampling
-    if any(node.forced for node in nodes):
-        sampling = json.dumps(json.loads(sampling) | {"json_schema": True})
     positions = {node: position for position, node in enumerate(ordered)}
     return replace(
         episode.trajectory(turn_discount, status, reason, unplayed_turns),
-        turns=turns,
         calls=[replace(call, turn=position) for node, position in positions.items() for call in node.calls],
         ungraded=[position for node, position in positions.items() if not node.graded],
         follows=[positions[node.parent] if node.parent else -1 for node in ordered],
-        reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
         answers=[node.given for node in ordered] if any(node.given is not None for node in ordered) else [],
         received=[] if chain else [node.received for node in ordered],
         asked=[] if chain else [node.asked for node in ordered],
         paid=[] if chain else [node.paid for node in ordered],
-        sampling=sampling,
     )
-
-
-def _episode_of(prompt: EpisodeSpec, sequences: Sequence[Sequence[Node]]) -> Episode:
-    """Return an episode with the tokens and texts of the completions, one sequence after another."""
-    episode = Episode(prompt, sequences[0][0].prompt_ids)
-    for number, sequence in enumerate(sequences):
-        for node in sequence:
-            if node is not sequence[0]:
-                episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
-            elif number:
-                episode.start_sequence("", node.prompt_ids)
-            outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
-            episode.add_completion(outputs, node.text)
-    return episode
 
 
 def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:

@@ -27,7 +27,7 @@ from configs.loader import explain
 from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, Call, Problem, Status, Trajectory, Turn
 from tasks.agents.answers import read_arguments
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.protocol import message_of
+from tasks.agents.endpoint.protocol import Message as ChatMessage
 from tasks.agents.endpoint.tree import number_calls
 from tasks.problems.problem_set import Row, RowError, key
 from tasks.problems.rows import MESSAGES, as_json, solutions
@@ -336,7 +336,7 @@ def add_tokens(rollout: Rollout, chat: Chat) -> None:
 def _render(rollout: Rollout, chat: Chat) -> None:
     """Add the tokens of a conversation in messages, each turn after what was said before it."""
     given = [each.model_dump(exclude={"reasoning_content"}) | {"content": each.text} for each in rollout.messages]
-    messages = [message_of(number, each) for number, each in enumerate(given)]
+    messages = [ChatMessage.model_validate(each).form for each in given]
     number_calls(messages)
     ids, answer, before = list[int](), list[int](), 0
     chat.prompt(messages[: rollout.places[-1]], rollout.tools)  # the longest one is checked, and with it the others

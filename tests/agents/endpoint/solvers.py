@@ -1,6 +1,10 @@
 """Agents of users, written against OpenAI's client."""
 
+import asyncio
+import json
 from typing import Any
+
+from tasks.agents.faults import PolicyError
 
 WRONG = "Your answer is wrong. Try again."
 
@@ -30,16 +34,12 @@ async def silent(task: Any, client: Any, tools: Any) -> None:
 
 async def never_ends(task: Any, client: Any, tools: Any) -> None:
     """Ask, and then wait for ever."""
-    import asyncio
-
     await ask(task, client)
     await asyncio.sleep(10**6)
 
 
 async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
     """Give up after several completions, and a branch, before any of three answers."""
-    from tasks.agents.faults import PolicyError
-
     task.num_answers = 3
     answer = await ask(task, client, n=3)
     messages = [*question(task), answer.choices[0].message, {"role": "user", "content": "Sure?"}]
@@ -61,8 +61,6 @@ async def returns(task: Any, client: Any, tools: Any, *, what: object) -> object
 
 async def floods(task: Any, client: Any, tools: Any) -> None:
     """Ask without end, and often at once, whatever the endpoint says."""
-    import asyncio
-
     while True:
         await asyncio.gather(*(ask(task, client) for _ in range(30)), return_exceptions=True)
 
@@ -73,3 +71,11 @@ async def fills_the_context(task: Any, client: Any, tools: Any) -> None:
     while True:
         answer = await client.chat.completions.create(model=task.model, messages=messages)
         messages += [answer.choices[0].message, {"role": "user", "content": "Try again. " * 5}]
+
+
+async def tells_what_it_sees(task: Any, client: Any, tools: Any) -> str:
+    """Ask with the messages of the task, and with what is in the problem: prompts are recorded."""
+    seen = {"prompt": task.prompt, "metadata": json.loads(task.problem.metadata), "solutions": task.problem.solutions}
+    messages = [*task.messages[:-1], {"role": "user", "content": f"{task.messages[-1]['content']} {json.dumps(seen)}"}]
+    completion = await client.chat.completions.create(model=task.model, messages=messages)
+    return str(completion.choices[0].message.content)

@@ -18,8 +18,7 @@ from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.protocol import EndpointError, parse_request
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, asked, question
-
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+from tests.support.tool_calling import ADD
 
 
 def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Verifier) -> None:
@@ -75,55 +74,26 @@ def test_clients_that_an_agent_leaves_open_are_closed(
     assert not openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="another's").is_closed()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parameter"),
-    [
+def test_what_cannot_be_sent_is_a_bad_request(chat: Chat, verifier: Verifier) -> None:
+    """The error is OpenAI's, not one of a library below, and names the parameter as OpenAI's API has it."""
+    large = ADD | {"function": {"name": "a", "parameters": {"maximum": 10**20}}}
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"messages": [{"role": "user", "content": "half a pair: \ud800"}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user", "content": "?"}]}, "messages"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"maximum": 10**20}}}]}, "messages"),
+        ({"tools": [large]}, "messages"),
         ({"stop": ["a"] * 17}, "stop"),
-    ],
-)
-def test_what_cannot_be_sent_is_a_bad_request(
-    chat: Chat, verifier: Verifier, arguments: dict[str, Any], parameter: str
-) -> None:
-    """The error is OpenAI's, not one of a library below, and names the parameter as OpenAI's API has it."""
+    ]
 
     async def ask(task: AgentTask, client: Any) -> str:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(**{"model": task.model, "messages": question(task)} | arguments)
-        assert caught.value.param == parameter
+        for arguments, parameter in wrong:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(**{"model": task.model, "messages": question(task)} | arguments)
+            assert caught.value.param == parameter
         await client.chat.completions.create(model=task.model, messages=question(task))
         return RIGHT
 
     (row,) = asked(chat, verifier, ask)
     assert (row.status, row.reason) == ("completed", "")
-
-
-@pytest.mark.parametrize(
-    "says",
-    [
-        '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>',
-        '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
-        "<tool_call>\n" + "[" * 3000 + "\n</tool_call>",
-    ],
-    ids=["half a pair", "no number", "deep"],
-)
-def test_a_call_that_cannot_be_read_is_one_of_the_calls(qwen3: Chat, verifier: Verifier, says: str) -> None:
-    """Whatever the policy samples, the agent gets it as a call, as from OpenAI, and can answer it."""
-
-    async def ask(task: AgentTask, client: Any) -> str:
-        answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
-        (call,) = answer.choices[0].message.tool_calls
-        assert call.function.arguments.removesuffix("<|im_end|>") in says
-        output = {"role": "tool", "tool_call_id": call.id, "content": "error: no JSON"}
-        messages = [*question(task), answer.choices[0].message.model_dump(exclude_none=True), output]
-        await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
-        return RIGHT
-
-    (row,) = asked(qwen3, verifier, ask, says=[says, RIGHT])
-    assert [(call.status, call.output) for call in row.calls] == [("unparsable", "error: no JSON")]
-    assert (row.status, row.follows, len(row.sequence_starts)) == ("completed", [-1, 0], 1)
 
 
 @pytest.mark.parametrize(("says", "fault"), [("<tool_call>\n1 + 2\n</tool_call>", "policy"), (RIGHT, "set-up")])
@@ -141,32 +111,6 @@ def test_an_agent_that_fails_because_no_call_can_be_read(
     assert ("JSONDecodeError" if fault == "policy" else "TypeError") in row.reason
 
 
-@pytest.mark.parametrize("sent_back", ['{"a":[2],"b":1.0}', '"{\\"a\\": [2], \\"b\\": 1.0}"'])
-def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(
-    qwen3: Chat, verifier: Verifier, sent_back: str
-) -> None:
-    """Other languages and libraries write blanks and members in their own way, or JSON in a string.
-
-    The sequence goes on.
-    """
-
-    async def ask(task: AgentTask, client: Any) -> str:
-        answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
-        message = answer.choices[0].message.model_dump(exclude_none=True)
-        (call,) = message["tool_calls"]
-        assert call["function"]["arguments"] == '{"b": 1.0, "a": [2]}'
-        call["function"]["arguments"] = sent_back
-        output = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
-        messages = [*question(task), message, output]
-        answer = await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
-        return str(answer.choices[0].message.content)
-
-    says = ['<tool_call>\n{"name": "add", "arguments": {"b": 1.0, "a": [2]}}\n</tool_call>', RIGHT]
-    (row,) = asked(qwen3, verifier, ask, says=says)
-    assert (row.follows, len(row.sequence_starts)) == ([-1, 0], 1)
-    assert [(call.output, call.status) for call in row.calls] == [("3", "answered")]
-
-
 def test_a_policy_that_says_nothing_may_be_asked_again(chat: Chat, verifier: Verifier) -> None:
     """Haystack sends the empty message back, without another one."""
 
@@ -180,45 +124,39 @@ def test_a_policy_that_says_nothing_may_be_asked_again(chat: Chat, verifier: Ver
     assert (row.follows, len(row.sequence_starts), row.turns[-1].verdict) == ([-1, 0], 1, "correct")
 
 
-QUESTION = {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None}
-ADDED = {"name": "add", "arguments": '{"a": 1, "b": null}'}
-CALL = {"id": "c1", "type": "function", "function": ADDED}
-RESULT = {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c1", "function_call": None}
+def history(arguments: Any, **more: Any) -> list[dict[str, Any]]:
+    """Return a conversation with a call, as a client pads it with null."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [call], **more},
+        {"role": "tool", "content": [{"type": "text", "text": "3"}], "tool_call_id": "c1", "function_call": None},
+    ]
+    return parse_request({"model": "policy", "messages": messages}).conversation
 
 
-def checked(*messages: dict[str, Any]) -> list[dict[str, Any]]:
-    return parse_request({"model": "policy", "messages": list(messages)}).messages
+def test_calls_have_one_form(qwen3: Chat) -> None:
+    """Clients send arguments as JSON, as an object, or not at all. Ids are numbered.
+
+    What cannot be read stays, since the policy may have said so; a template that writes the turn anew gets an object.
+    """
+    forms = [('{"a": 1, "b": null}',) * 2, ({"a": 1, "b": None}, '{"a": 1, "b": null}'), (None, "{}"), ("", "{}")]
+    unread = [(text, text) for text in ('"a"', '{"a": 1, "b"', "[1]")]
+    for arguments, read in [*forms, *unread]:
+        messages = history(arguments)
+        function = {"name": "add", "arguments": read}
+        assert messages[1]["tool_calls"] == [{"id": "call00001", "type": "function", "function": function}]
+        assert messages[2] == {"role": "tool", "content": "3", "tool_call_id": "call00001"}
+        shown = qwen3.tokenizer.decode(qwen3.prompt(messages, [ADD]))
+        assert (arguments, read) not in unread or json.dumps({"name": "add", "arguments": {"arguments": read}}) in shown
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 1, "b": null}', {"a": 1, "b": None}, None, ""])
-def test_calls_have_one_form(arguments: Any) -> None:
-    """Clients pad with null, and send arguments as JSON, as an object, or not at all. Ids are numbered."""
-    call = CALL | {"function": ADDED | {"arguments": arguments}}
-    _, said, result = checked(QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, RESULT)
-    function = ADDED | {"arguments": ADDED["arguments"] if arguments else "{}"}
-    assert said["tool_calls"] == [{"id": "call00001", "type": "function", "function": function}]
-    assert result == {"role": "tool", "content": "3", "tool_call_id": "call00001"}
-
-
-@pytest.mark.parametrize("arguments", ['"a"', '{"a": 1, "b"', "[1]"])
-def test_arguments_that_cannot_be_read_stay_as_they_are(qwen3: Chat, arguments: str) -> None:
-    """The policy may have said so; a template that writes the turn anew gets an object, as always."""
-    call = CALL | {"function": ADDED | {"arguments": arguments}}
-    messages = checked(QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT)
-    assert messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
-    shown = qwen3.tokenizer.decode(qwen3.prompt(messages, [ADD]))
-    assert json.dumps({"name": "add", "arguments": {"arguments": arguments}}) in shown
-
-
-@pytest.mark.parametrize("arguments", [1, [1]])
-def test_arguments_that_are_no_text_and_no_object_are_refused(arguments: Any) -> None:
-    """No policy has said so."""
-    call = CALL | {"function": ADDED | {"arguments": arguments}}
-    with pytest.raises(EndpointError, match=r"message 1 has a call .* whose arguments are no JSON object"):
-        checked(QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULT)
-
-
-def test_calls_of_the_old_style_are_refused() -> None:
+def test_calls_that_no_policy_has_made_are_refused() -> None:
     """Otherwise the policy would see an empty answer with a result."""
-    with pytest.raises(EndpointError, match="message 1 has a function_call: use tool_calls"):
-        checked(QUESTION, {"role": "assistant", "content": None, "function_call": ADDED}, RESULT)
+    for arguments in (1, [1]):
+        with pytest.raises(
+            EndpointError, match="1.tool_calls.0.function.arguments: Input should be a valid string"
+        ):
+            history(arguments)
+    with pytest.raises(EndpointError, match="messages.1.function_call: .*use tool_calls"):
+        history("{}", tool_calls=None, function_call={"name": "add", "arguments": "{}"})

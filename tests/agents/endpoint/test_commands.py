@@ -11,14 +11,12 @@ import pytest
 from configs.rollout import Rollout
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.command_agent import CommandAgent, _apart
+from tasks.agents.command_agent import CommandAgent
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.registry import files_of
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 from tests.support.sandbox_helpers import wait_gone
-
-needs_bubblewrap = pytest.mark.skipif(not _apart(), reason="bubblewrap cannot hide processes here")
 
 ASK = """
 import json, os, sys, urllib.request
@@ -73,67 +71,28 @@ def test_a_failed_command_fails_its_episode(chat: Chat, verifier: Verifier, code
     assert reason in row.reason
 
 
-def test_modules_beside_the_pipeline_are_found(
+def test_a_command_gets_what_it_was_promised(
     chat: Chat, verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command runs in an empty folder; PYTHONPATH=. still means the folder in which the pipeline was started."""
+    """No secrets, and an empty folder; PYTHONPATH=. still means the folder in which the pipeline was started."""
     (tmp_path / "beside.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", ".")
-    row = the_one(chat, verifier, "import beside; assert os.listdir('.') == []; print(ask())")
+    for name, value in {"PYTHONPATH": ".", "AWS_SECRET_ACCESS_KEY": "swordfish", "WANTED": "1"}.items():
+        monkeypatch.setenv(name, value)
+    check = "assert os.listdir('.') == [] and 'WANTED' in os.environ and 'AWS_SECRET_ACCESS_KEY' not in os.environ"
+    row = the_one(chat, verifier, f"import beside; {check}; print(ask())", pass_environment=["WANTED"])
     assert (row.status, row.reason) == ("completed", "")
 
 
-def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A command gets no variable that it was not promised."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "swordfish")
-    monkeypatch.setenv("WANTED", "1")
-    out = tmp_path / "names"
-    the_one(chat, verifier, f"open({str(out)!r}, 'w').write(' '.join(os.environ)); ask()", pass_environment=["WANTED"])
-    names = out.read_text().split()
-    assert "WANTED" in names
-    assert "AWS_SECRET_ACCESS_KEY" not in names
-
-
-@pytest.mark.parametrize(
-    ("leave", "hide"),
-    [
-        ("sleep({})", True),
-        ("sleep({})", False),
-        ("sleep({'start_new_session': True})", False),
-        pytest.param("sleep({'start_new_session': True, 'env': {}})", True, marks=needs_bubblewrap),
-        ("sleep({}).wait()", True),
-    ],
-)
-def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, hide: bool) -> None:
+@pytest.mark.parametrize("leave", ["sleep({})", "sleep({'start_new_session': True})", "sleep({}).wait()"])
+def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str) -> None:
     """Whatever a command starts ends with its episode, in whichever process group it is."""
     seconds, waits = f"600.{secrets.randbelow(10**9)}", "wait" in leave
     code = f"import subprocess\ndef sleep(options): return subprocess.Popen(['sleep', '{seconds}'], **options)\n"
-    row = the_one(chat, verifier, f"{code}{leave}\nask()", 5.0 if waits else 60.0, hide_processes=hide)
+    row = the_one(chat, verifier, f"{code}{leave}\nask()", 5.0 if waits else 60.0)
     assert row.status == ("failed" if waits else "completed"), row.reason
     processes = psutil.process_iter(["cmdline"])
     wait_gone([process for process in processes if seconds in (process.info["cmdline"] or ())], within_s=2)
-
-
-@needs_bubblewrap
-def test_a_command_finds_no_other_key(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
-    """In /proc it sees its own processes only: with another episode's key it could ask in that one's place."""
-    code = f"""
-import glob, re, time
-key, folder = os.environ["OPENAI_API_KEY"], {str(tmp_path)!r}
-open(f"{{folder}}/{{key}}", "w").close()
-while len(os.listdir(folder)) < 3:
-    time.sleep(0.01)
-found = set()
-for path in glob.glob("/proc/[0-9]*/environ"):
-    found |= set(re.findall(rb"OPENAI_API_KEY=([^\\0]+)", open(path, "rb").read()))
-ask()
-print(3 if found == {{key.encode()}} else 4)
-time.sleep(0.5)
-"""
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    rows = play(engine, command(chat, code), verifier, group_size=3, settings=Rollout(episode_deadline_s=60))
-    assert [(row.status, row.turns[0].verdict) for row in rows] == [("completed", "correct")] * 3
 
 
 class Broken(MathVerifyEnvironment):

@@ -1,5 +1,6 @@
-"""An agent written against OpenAI's client is played as token-exact as one with queues."""
+"""An agent written against OpenAI's client is played as token-exact as one with queues; how episodes end, and why."""
 
+import errno
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,15 +10,20 @@ import pytest
 from configs import ConfigError
 from configs.rollout import Rollout
 from flows.run.configuration import resolve
+from storage.processes.limits import chain
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask
+from tasks.agents.endpoint.completions import OverrunError
+from tasks.agents.faults import PolicyError, fault_of
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
+from tasks.inference.api import AbortedError, Completion, ContextLengthError
 from tasks.score.verifier import Verifier
+from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, InTurn, question
 from tests.support.rollout_helpers import ScriptedEngine, context, play, timeless
 
 HERE = "tests.agents.endpoint.solvers"
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
 def test_two_turns_are_those_of_the_queue_agent(chat: Chat, verifier: Verifier) -> None:
@@ -92,14 +98,93 @@ def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) ->
         resolve("smoke", [f"agent={{type: openai, args: {{entry: '{entry}'}}}}"])
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1", ":80", "unix:/here.sock"])
-def test_an_address_that_nobody_can_listen_on_is_refused(listen: str) -> None:
-    """Before vLLM starts, which takes a minute."""
-    with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*should match pattern"):
-        resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
-
-
-def test_tools_for_an_agent_without_tools_are_refused() -> None:
-    """A policy that would never see them is an error of the configuration."""
+def test_what_nobody_would_see_or_reach_is_refused() -> None:
+    """Before vLLM starts, which takes a minute: tools of an agent without tools, and addresses that are none."""
+    for listen in ("127.0.0.1", ":80", "unix:/here.sock"):
+        with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*should match pattern"):
+            resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
     with pytest.raises(ConfigError, match="agent 'math-multi-turn' uses no tools"):
         resolve("demo-tools", ["agent={type: math-multi-turn, tools: [calculator]}"])
+
+
+CUT = "the last turn reached sampling.max_new_tokens"
+CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
+LONG = "3" * 300
+
+
+class Cutting(InTurn):
+    """An engine whose completions all reach their limit: that of the request, or the room, which `says` has."""
+
+    def _completion(self, reply: str | Exception) -> Completion:
+        made, most = super()._completion(reply), min(self.requests[-1][1].max_new_tokens, int(self.says[1]))
+        return Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length", most)
+
+
+@pytest.mark.parametrize(
+    ("own", "room", "limits", "status", "reason"),
+    [
+        (3, 100, [3], "completed", ""),
+        (None, 100, [], "truncated", CUT),
+        (100, 100, [], "truncated", CUT),
+        (None, 5, [5], "truncated", CUT_OTHERWISE),
+        (6, 5, [5], "truncated", CUT_OTHERWISE),
+    ],
+)
+def test_only_a_limit_of_the_agents_own_truncates_nothing(
+    chat: Chat, verifier: Verifier, own: int | None, room: int, limits: list[int], status: str, reason: str
+) -> None:
+    """The agent wanted no more tokens. At the run's limit (8), or that of the context, the answer is cut."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        limit = {"max_tokens": own} if own else {}
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), **limit)
+        assert answer.choices[0].finish_reason == "length"
+        return RIGHT
+
+    engine = Cutting(chat, lambda *_: "", says=[LONG, str(room)])
+    (row,) = play(engine, Asking(chat, ask), verifier, group_size=1)
+    assert (row.limits, row.status, row.reason) == (limits, status, reason)
+
+
+def came_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class OwnError(PolicyError):
+    """An agent's own."""
+
+
+class MaxTurnsExceeded(Exception):  # noqa: N818 - the framework's name
+    """As the OpenAI Agents SDK raises it."""
+
+
+MaxTurnsExceeded.__module__ = "agents.exceptions"
+ENDED = [
+    (ContextLengthError("prompt of 300 tokens"), "policy"),
+    (OverrunError("more than 256 requests"), "policy"),
+    (OwnError("no move"), "policy"),
+    (came_from(RuntimeError("the agent failed"), OwnError("no move")), "policy"),
+    (came_from(RuntimeError("the agent failed"), MaxTurnsExceeded()), "policy"),
+    (ExceptionGroup("two workers", [OSError("gone"), OwnError("no move")]), "policy"),
+    (came_from(RuntimeError("failed"), ExceptionGroup("tasks", [ContextLengthError("full")])), "policy"),
+    (ExceptionGroup("two workers", [OSError("gone"), LookupError("lost")]), "set-up"),
+    (came_from(OwnError("no answer"), OSError(errno.EMFILE, "Too many open files")), "set-up"),
+    (LookupError("lost the thread"), "set-up"),
+    (AbortedError("aborted"), "set-up"),
+]
+
+
+@pytest.mark.parametrize(("error", "fault"), ENDED, ids=[repr(error) for error, _ in ENDED])
+def test_what_ended_an_episode_decides(error: Exception, fault: str) -> None:
+    """Without a sampled token there is nothing that the policy could have done."""
+    assert fault_of(error, sampled=True) == fault
+    assert fault_of(error, sampled=False) == "set-up"
+
+
+def test_the_deadline_is_the_policys_while_it_samples() -> None:
+    assert fault_of(TimeoutError(), sampled=True, sampling=True) == "policy"
+    assert fault_of(TimeoutError(), sampled=True, sampling=False) == "set-up"
+    odd = ValueError("odd")  # raised from itself: the chain of causes has an end
+    odd.__cause__ = odd
+    assert list(chain(odd)) == [odd]

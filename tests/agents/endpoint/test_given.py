@@ -1,5 +1,7 @@
 """What the environment was given, and what an agent says about itself, is recorded with the turn that it is about."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, Reward
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, WRONG, asked, question
+from tests.agents.endpoint.asking import RIGHT, WRONG, Ask, asked, question
 from tests.support.tool_calling import call
 
 FINAL = {"type": "function", "function": {"name": "final_result", "parameters": {"type": "object"}}}
@@ -20,80 +22,68 @@ def final(answer: object, **more: object) -> str:
 
 async def ask(task: AgentTask, client: Any, messages: Any = None, **more: Any) -> Any:
     """Return the messages that answer a request."""
-    answer = await client.chat.completions.create(
-        model=task.model, messages=messages or question(task), tools=[FINAL], **more
-    )
+    sent = messages or question(task)
+    answer = await client.chat.completions.create(model=task.model, messages=sent, tools=[FINAL], **more)
     return [choice.message for choice in answer.choices]
 
 
 def read(message: Any) -> str:
     """Return the answer in a call, as frameworks do."""
-    import orjson
-
-    return str(orjson.loads(message.tool_calls[0].function.arguments)["answer"])
+    return str(json.loads(message.tool_calls[0].function.arguments)["answer"])
 
 
-def test_a_structured_answer_belongs_to_the_candidate_that_gave_it(qwen3: Chat, verifier: Verifier) -> None:
-    """Not to the newest one."""
-
-    async def best_of_three(task: AgentTask, client: Any) -> str:
-        return read((await ask(task, client, n=3))[1])
-
-    (row,) = asked(qwen3, verifier, best_of_three, [final(1), final(3), final(4)])
-    assert [turn.verdict for turn in row.turns] == ["", "correct", ""]
-    assert row.answers == [None, "3", None]
+async def best_of_three(task: AgentTask, client: Any) -> str:
+    """Choose the second of three."""
+    return read((await ask(task, client, n=3))[1])
 
 
-def test_a_structured_answer_belongs_to_its_call_and_not_to_an_earlier_text(qwen3: Chat, verifier: Verifier) -> None:
-    """A framework that wants a call asks again after a plain text."""
-
-    async def insist(task: AgentTask, client: Any) -> str:
-        (plain,) = await ask(task, client)
-        again = [*question(task), plain, {"role": "user", "content": "Call final_result."}]
-        return read((await ask(task, client, again))[0])
-
-    (row,) = asked(qwen3, verifier, insist, ["3", final(3)])
-    assert (row.ungraded, row.answers) == ([0], [None, "3"])
+async def insist(task: AgentTask, client: Any) -> str:
+    """Want a call, and ask again after a plain text, as frameworks do."""
+    (plain,) = await ask(task, client)
+    again = [*question(task), plain, {"role": "user", "content": "Call final_result."}]
+    return read((await ask(task, client, again))[0])
 
 
-def test_arguments_of_other_tools_are_no_answers(qwen3: Chat, verifier: Verifier) -> None:
-    """The newest completion has the answer in other words; an earlier call happens to have it as an argument."""
-
-    async def look_up(task: AgentTask, client: Any) -> str:
-        (looked,) = await ask(task, client)
-        output = {"role": "tool", "tool_call_id": looked.tool_calls[0].id, "content": "yes"}
-        await ask(task, client, [*question(task), looked, output])
-        return "3"
-
-    (row,) = asked(qwen3, verifier, look_up, [call("is_prime", number="3"), "It is 3."])
-    assert (row.ungraded, row.answers) == ([0], [None, "3"])
+async def look_up(task: AgentTask, client: Any) -> str:
+    """Call another tool, which happens to have the answer as an argument, and then say it in other words."""
+    (looked,) = await ask(task, client)
+    output = {"role": "tool", "tool_call_id": looked.tool_calls[0].id, "content": "yes"}
+    await ask(task, client, [*question(task), looked, output])
+    return "3"
 
 
-@pytest.mark.parametrize(
-    ("says", "returned", "answers"),
-    [
-        (RIGHT, None, []),
-        (RIGHT + "\n", RIGHT, []),
-        ("<think>\n4?\n</think>\n\n3", None, ["3"]),
-        (final(3), None, [""]),
-        (final(3, confidence=0.9), "3", ["3"]),
-    ],
-    ids=["text", "whitespace", "thoughts", "calls only", "in a call"],
-)
-def test_what_is_not_the_text_is_stored(
-    qwen3: Chat, verifier: Verifier, says: str, returned: str | None, answers: list[str]
-) -> None:
-    """An agent that returns nothing gives the content of its newest completion.
-
-    The scorer would read `<tool_call>…` as no answer, or as 0.9.
-    """
-
-    async def answer(task: AgentTask, client: Any) -> str | None:
+def returning(answer: str | None) -> Ask:
+    async def solve(task: AgentTask, client: Any) -> str | None:
         await ask(task, client)
-        return returned
+        return answer
 
-    (row,) = asked(qwen3, verifier, answer, [says])
-    assert row.answers == answers
+    return solve
+
+
+GIVEN: dict[str, tuple[Ask, Sequence[str], list[int], list[str | None]]] = {
+    "of candidates": (best_of_three, [final(1), final(3), final(4)], [0, 2], [None, "3", None]),
+    "not an earlier text": (insist, ["3", final(3)], [0], [None, "3"]),
+    "not another tool's": (look_up, [call("is_prime", number="3"), "It is 3."], [0], [None, "3"]),
+    "text": (returning(None), [RIGHT], [], []),
+    "whitespace": (returning(RIGHT), [RIGHT + "\n"], [], []),
+    "thoughts": (returning(None), ["<think>\n4?\n</think>\n\n3"], [], ["3"]),
+    "calls only": (returning(None), [final(3)], [], [""]),
+    "in a call": (returning("3"), [final(3, confidence=0.9)], [], ["3"]),
+}
+"""The agent, what the policy says, the ungraded turns, and what the environment was given where it is not the text."""
+
+
+@pytest.mark.parametrize(("agent", "says", "ungraded", "answers"), GIVEN.values(), ids=GIVEN)
+def test_an_answer_belongs_to_the_completion_that_gave_it(
+    qwen3: Chat, verifier: Verifier, agent: Ask, says: list[str], ungraded: list[int], answers: list[str | None]
+) -> None:
+    """Without the stored answers the scorer would read `<tool_call>…` as no answer, or as 0.9.
+
+    An agent that returns nothing gives the content of its newest completion.
+    """
+    (row,) = asked(qwen3, verifier, agent, says)
+    assert (row.ungraded, row.answers) == (ungraded, answers)
+    assert all(turn.verdict for position, turn in enumerate(row.turns) if position not in ungraded)
 
 
 @pytest.mark.parametrize(

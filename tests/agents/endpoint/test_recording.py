@@ -21,9 +21,9 @@ from tasks.rollout.admission import admit
 from tasks.train.samples import build_samples
 from tests.support.chat_formats import chat_of
 from tests.support.rollout_helpers import PROBLEM, make_plan
+from tests.support.tool_calling import ADD
 
 CHAT = chat_of("qwen3")
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 SAID = [
     r"\boxed{3}", "It is 3.  ", '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
     "<tool_call>\nadd\n</tool_call>", "<think>\nHm\n</think>\n\n4", "",

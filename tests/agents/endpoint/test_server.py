@@ -1,4 +1,4 @@
-"""The endpoint's server: keys, addresses, and answers that are errors in OpenAI's form."""
+"""The endpoint's server: keys, addresses, errors in OpenAI's form; requests at once, too late, or from threads."""
 
 import asyncio
 import json
@@ -7,14 +7,19 @@ import threading
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
+from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint import server
 from tasks.agents.endpoint.agent import AgentTask
+from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.server import EndpointServer
+from tasks.agents.openai_agent import open_client
+from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import asked
+from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, InTurn, asked, question
+from tests.support.rollout_helpers import context, play
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -36,7 +41,7 @@ async def request(
 
 
 def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
-    """Clients show `error.message`, and compare `error.code`; each request here is answered by one."""
+    """Clients show `error.message`, and compare `error.code`. A key opens its own episode only."""
     wrong = [
         ({"key": "sk-1234"}, 401, "invalid_api_key"),
         ({"path": "/responses"}, 404, "unknown_url"),
@@ -63,75 +68,21 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
             assert (found, answer["error"]["code"]) == (status, code), arguments
             assert answer["error"]["message"]
         assert (await request(task))[0] == 200
+        keys.add(task.api_key)
 
-    (row,) = asked(chat, verifier, ask)
-    assert (row.status, row.reason) == ("completed", "")
-
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def silent(task: AgentTask, head: str, many: int = 1) -> list[Streams]:
-    """Open connections that send the beginning of a request; they close when nobody holds them any more."""
-    host, port = task.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    opened = [await asyncio.open_connection(host, int(port)) for _ in range(many)]
-    for _, writer in opened:
-        writer.write(head.encode())
-    return opened
+    keys = set[str]()
+    rows = asked(chat, verifier, ask, episodes=4)  # what is asked with a key is in this episode's record alone
+    assert [(row.status, row.reason, len(row.turns)) for row in rows] == [("completed", "", 1)] * 4
+    assert len(keys) == 4
 
 
-HEADERS = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\n"
-
-
-@pytest.mark.parametrize("head", ["", HEADERS, f"{HEADERS}Authorization: Bearer KEY\r\nContent-Length: 9\r\n\r\n{{"])
-def test_half_open_connections_make_room(
-    head: str, chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server has a number of connections at most, whatever is opened; who asks is answered nevertheless."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+def test_a_response_format_may_be_ignored(chat: Chat, verifier: Verifier) -> None:
+    """What the policy says may follow it or not: nothing but its own distribution is sampled from."""
 
     async def ask(task: AgentTask, _: Any) -> None:
-        opened = await silent(task, head.replace("KEY", task.api_key), 60)
-        assert (await request(task))[0] == 200
-        await asyncio.sleep(0.1)
-        assert sum(not reader.at_eof() for reader, _ in opened) <= 20
+        assert (await request(task, body=BODY | {"response_format": {"type": "json_object"}}))[0] == 200
 
-    (row,) = asked(chat, verifier, ask)
-    assert (row.status, row.reason) == ("completed", "")
-
-
-def test_where_all_connections_ask_a_new_one_is_closed(
-    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that ask are answered."""
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
-
-    async def ask(task: AgentTask, _: Any) -> None:
-        asking = [asyncio.create_task(request(task)) for _ in range(5)]
-        await asyncio.sleep(0.2)
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await request(task)
-        assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 5
-
-    (row,) = asked(chat, verifier, ask, delays=[1.0])
-    assert (row.status, row.reason) == ("completed", "")
-
-
-def test_a_body_that_never_comes_is_refused(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sender is told so; headers that never come end the connection without a word."""
-    monkeypatch.setattr(server, "BODY_S", 0.1)
-    monkeypatch.setattr(server, "IDLE_S", 0.2)
-
-    async def ask(task: AgentTask, _: Any) -> None:
-        ((body, _body),) = await silent(
-            task, f"{HEADERS}Authorization: Bearer {task.api_key}\r\nContent-Length: 9\r\n\r\n{{"
-        )
-        assert b"408" in await body.readline()
-        ((headers, _headers),) = await silent(task, HEADERS)
-        assert await headers.read() == b""
-        assert (await request(task))[0] == 200
-
-    (row,) = asked(chat, verifier, ask)
+    (row,) = play(InTurn(chat, lambda *_: ""), Asking(chat, ask, "ignore"), verifier, group_size=1)
     assert (row.status, row.reason) == ("completed", "")
 
 
@@ -154,21 +105,82 @@ def test_a_large_request_lets_the_others_go_on(chat: Chat, verifier: Verifier, m
     assert threads == [True, False]
 
 
-def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> None:
-    """Each episode has another key, and what is asked with it is in this episode's record alone."""
-    keys = set[str]()
-
-    async def ask(task: AgentTask, _: Any) -> None:
-        keys.add(task.api_key)
-        await request(task)
-
-    assert [len(row.turns) for row in asked(chat, verifier, ask, episodes=4)] == [1] * 4
-    assert len(keys) == 4
-
-
 async def test_a_taken_port_is_named() -> None:
     """The error says which argument is wrong."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"agent.args.listen='{listen}' cannot be listened on"):
             await EndpointServer(listen).__aenter__()
+
+
+class Slow(MathVerifyEnvironment):
+    """An environment that grades for so long that other completions come meanwhile."""
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        await asyncio.sleep(0.5)
+        return await super().step(action)
+
+
+def create(task: AgentTask, client: Any, **more: Any) -> Any:
+    return client.chat.completions.create(model=task.model, messages=question(task), **more)
+
+
+def graded(row: Any) -> list[tuple[str, str]]:
+    """Return text and verdict of the turns that the environment graded."""
+    return [(turn.text, turn.verdict) for position, turn in enumerate(row.turns) if position not in row.ungraded]
+
+
+def test_a_completion_that_comes_while_the_environment_grades_is_another(chat: Chat, verifier: Verifier) -> None:
+    """The verdict stays with the completion that was the newest when the answer was given."""
+
+    async def first_wins(task: AgentTask, client: Any) -> str:
+        asking = [asyncio.create_task(create(task, client, seed=seed)) for seed in (1, 2)]
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        return f"I say {done.pop().result().choices[0].message.content}"
+
+    (row,) = asked(chat, verifier, first_wins, says=[RIGHT, WRONG], delays=[0, 0.2], environment=Slow)
+    assert graded(row) == [(RIGHT, "correct")]
+    assert len(row.turns) == 2
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_what_nobody_waits_for_is_recorded(chat: Chat, verifier: Verifier, over_http: bool) -> None:
+    """Otherwise the long completions would be missing in training: those at which clients lose patience."""
+
+    async def impatient(task: AgentTask, client: Any) -> str:
+        if over_http:
+            client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            await create(task, client, timeout=0.2)
+        answer = await create(task, client)
+        await asyncio.sleep(1)
+        return str(answer.choices[0].message.content)
+
+    (row,) = asked(chat, verifier, impatient, says=[WRONG, RIGHT], delays=[0.7, 0])
+    assert sorted(turn.text for turn in row.turns) == [RIGHT, WRONG]
+    assert graded(row) == [(RIGHT, "correct")]  # not the newest, which nobody has received
+
+
+async def test_a_request_after_the_end_is_refused(chat: Chat) -> None:
+    """Also by the given client: otherwise it would wait until the rollout's end."""
+    engine: Any = None
+    completions = Completions("q", context(chat), open_reader(chat), 1, engine)
+    async with completions.open(), open_client(completions, "http://127.0.0.1/v1", "key") as client:
+        pass
+    with pytest.raises(openai.APIStatusError, match="has ended"):
+        await client.chat.completions.create(model="policy", messages=[])
+
+
+def test_a_thread_with_an_event_loop_of_its_own_is_answered(chat: Chat, verifier: Verifier) -> None:
+    """Synchronous forms of frameworks make one (`Runner.run_sync`); both the client and the task work there."""
+
+    async def ask(task: AgentTask, client: Any) -> None:
+        async def inside() -> bool:
+            answer = await create(task, client)
+            return (await task.step(answer.choices[0].message.content)).terminated
+
+        assert await asyncio.to_thread(asyncio.run, inside())
+
+    (row,) = asked(chat, verifier, ask, delays=[0.05])
+    assert (row.status, row.reason) == ("completed", "")
+    assert graded(row) == [(RIGHT, "correct")]

@@ -77,14 +77,6 @@ async def two_sub_agents(task: AgentTask, client: Any) -> None:
     await asyncio.gather(sub_agent("a"), sub_agent("b"))
 
 
-async def unused_branch(task: AgentTask, client: Any) -> str:
-    """Ask twice how to go on, and go on with the second answer."""
-    (first,) = await ask(task, client, question(task))
-    messages = after(question(task), first)
-    _, (second,) = await asyncio.gather(*(ask(task, client, messages, seed=seed) for seed in (1, 2)))
-    return (await ask(task, client, after(messages, second)))[0]
-
-
 async def nobody_waited(task: AgentTask, client: Any) -> str:
     """Lose patience, and ask again."""
     with pytest.raises(openai.APITimeoutError):
@@ -100,7 +92,6 @@ EPISODES: dict[str, tuple[Ask, Sequence[str], Sequence[float]]] = {
     "candidate that goes on": (candidate_that_goes_on, ["one", RIGHT, "three"], [0]),
     "planner and workers": (planner_and_workers, ["plan", RIGHT, WRONG, "end"], [0]),
     "two sub-agents": (two_sub_agents, ["one", "two", RIGHT, WRONG], [0.05, 0.1, 0.15, 0.15]),
-    "unused branch": (unused_branch, ["one", "two", "three", RIGHT], [0]),
     "nobody waited": (nobody_waited, ["late", RIGHT], [0.4, 0]),
 }
 """What the agent does, what the engine says to one request after another, and how long it takes."""
