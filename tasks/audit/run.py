@@ -13,6 +13,7 @@ from configs.audit import Audit, Checks
 from storage.errors import counted
 from storage.objects.store import Store
 from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
+from tasks.audit.checks.functions import open_evidence
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.results import AuditResult, CheckResult, Histogram, SetNumbers, Verdict, worst
 from tasks.score.verifier import Verifier
@@ -52,7 +53,7 @@ def audit(
     tell("fetch and verify")
     with open_database(data_sets, intake, settings) as database:
         tell("tables")
-        evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
+        evidence = open_evidence(database, store, cache, data_sets, intake, settings, verifier)
         results = list[CheckResult]()
         for name in Checks.model_fields:
             if getattr(settings.checks, name).severity != "ignore":

@@ -10,6 +10,9 @@ create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as
     turn_name(turn) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40));
 
+-- The number of the cases of a check that point at things of one kind.
+create macro cases_of(name, kind) as (select count(*) from cases where check_name = name and unit = kind);
+
 -- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
 -- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its
 -- branch, past calls of tools, to the graded turn before it.
@@ -152,6 +155,16 @@ create temp view prompts_given as
     select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, digest from beginnings
     where conversations < 2 and len(ids) > 0 and coalesce(action_mask[until + 1], true)
         and not coalesce(list_bool_or(action_mask[begin + 1 : until]), false);
+
+-- Each distinct prompt of a problem in a run: number, run, data_set (the first), problem_id, prompt, solutions (the
+-- problem's), digest, ids (token ids before the first turn), episodes (with this prompt).
+create temp view distinct_prompts as
+    select row_number() over (order by data_set, problem_id, prompt, digest) as number, * from (
+        select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
+            count(*) as episodes
+        from prompts_given p join (select data_set, run from data_sets) using (data_set)
+        group by run, problem_id, prompt, solutions, digest
+    );
 
 -- A sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others, if
 -- their masks have the right length.

@@ -16,7 +16,7 @@ from storage.versions import datasets, manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.annotate import annotating
-from tasks.annotate.annotating import Annotator, Question, Said, TeacherAsker
+from tasks.annotate.annotating import Annotator, Question, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client
@@ -181,12 +181,12 @@ def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
     """A connection that ends within an answer is tried again, but the last attempt costs the question, no stage."""
 
     class OfChat:
-        async def ask(self, client: Client, _: Question) -> Said:
-            return Said(answer=(await client.chat("script", [], {}))[0])
+        async def ask(self, client: Client, question: Question) -> Annotation:
+            return question.answered(answer=(await client.chat("script", [], {}))[0])
 
     class OfReward:
-        async def ask(self, client: Client, _: Question) -> Said:
-            return Said(value=await client.pooled([1]))
+        async def ask(self, client: Client, question: Question) -> Annotation:
+            return question.answered(value=await client.pooled([1]))
 
     models: Any = None  # which is not asked to start a server again
     asks: Any = {"judge": OfChat, "reward": OfReward, "teacher": TeacherAsker}[role]()
@@ -196,7 +196,7 @@ def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
         writer.write(sent)
         writer.close()
 
-    async def ask() -> Said:
+    async def ask() -> Annotation:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, 5, 64) as client:
             return await annotating._answer(role, asks, models, client, Question("t", -1, ((1, 2),)), 1)
@@ -243,8 +243,8 @@ def test_what_a_teacher_did_not_tell_is_left_out_of_training(run: TrainingRun) -
     with Draft(run.store, version, "annotations") as draft:
         with ShardWriter(draft, ANNOTATION_SCHEMA, 9) as writer:
             for number, row in enumerate(rows):
-                said = Said(problem="cut") if number < 2 else Said(logprobs=[-1.0] * len(row.token_ids))
-                writer.write(said.about(Question(row.trajectory_id, -1, None), "name:x"))
+                said: dict[str, Any] = {"problem": "cut"} if number < 2 else {"logprobs": [-1.0] * len(row.token_ids)}
+                writer.write(Annotation(row.trajectory_id, -1, "name:x", **said))
         draft.commit(Provenance(config={}), [TRAJECTORIES], {})
     part = Part(TRAJECTORIES, layout.scores("smoke", 0, "aa"), teacher=version)
     order = UpdateOrder(run.policy(1), run.policy(0), [part])
