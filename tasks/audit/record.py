@@ -17,7 +17,7 @@ from storage.versions.datasets import write_parquet
 from storage.versions.drafts import Provenance, stage
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
-from tasks.audit.database import StoredConversation, read_conversations
+from tasks.audit.database import Conversation, read_conversations
 from tasks.audit.report import page
 from tasks.audit.results import AuditResult, from_dict
 from tasks.audit.run import Audited
@@ -89,7 +89,7 @@ def _fingerprint(audited: Audited, parents: Sequence[Parent], provenance: Proven
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
+def _examples(audited: Audited) -> dict[tuple[str, str], Conversation]:
     """Return a conversation for each case that the report shows; for a group or a problem, one of its episodes.
 
     Cases of checks whose findings must not be repeated have no conversation.
@@ -105,7 +105,7 @@ def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
             or s.unit in ('group', 'problem') and s.id = e.problem_id
         join data_sets d on d.data_set = e.data_set and (s.version = '' or s.version = d.version) group by 1, 2"""
     )
-    spoken = {each.row: each for each in read_conversations(database, sorted({row for *_, row in rows}))}
+    spoken = {each["row"]: each for each in read_conversations(database, sorted({row for *_, row in rows}))}
     return {(version, name): spoken[row] for version, name, row in rows}
 
 

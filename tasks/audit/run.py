@@ -98,6 +98,7 @@ def _run_check(check: AuditCheck, evidence: AuditEvidence) -> CheckResult:
 
 
 _BINS = 20
+Values = np.ndarray[Any, Any]
 
 
 def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[SetNumbers]:
@@ -111,35 +112,17 @@ def histograms(database: AuditDatabase) -> list[Histogram]:
 
     Bins have equal width: whole numbers if the values are whole.
     """
-    drawn = []
-    for title, unit, query in _HISTOGRAMS:
-        rows = database.all(f"select v, count(*) from ({query}) as t(v) where isfinite(v::double) group by 1")
-        if not rows:
-            continue
-        values, counts = np.array(rows, float).T
-        low, high = values.min(), values.max()
-        edges = np.linspace(low, high, _BINS + 1) if high > low else np.array([low, low + 1])
-        if (values == np.floor(values)).all() and high > 1:
-            width = max(1.0, np.ceil((high - low + 1) / _BINS))
-            edges = np.arange(low, high + width + 0.5, width)
-        counted, _ = np.histogram(values, edges, weights=counts)
-        drawn.append(Histogram(title, unit, edges.tolist(), counted.astype(int).tolist()))
-    return drawn
+    query = """select title, unit, list(v), list(count) from (
+        select number, title, unit, v, count(*) as count from histogram_values where isfinite(v) group by all
+    ) group by number, title, unit order by number"""
+    return [_histogram(title, unit, *map(np.array, columns)) for title, unit, *columns in database.all(query)]
 
 
-_HISTOGRAMS = (
-    ("Length of a turn", "tokens", 'select "end" - "start" from turns where "end" > "start"'),
-    (
-        "Success of a group, first turn",
-        "share of its episodes",
-        "select avg(success) from first_turns where success is not null group by data_set, problem_id",
-    ),
-    (
-        "Reward of a turn",
-        "reward, if not all are 0 or 1",
-        """select coalesce(scored_reward, reward) as given from turns where answer is not null and exists (
-            select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))""",
-    ),
-    ("Staleness of an episode's oldest token", "versions", "select behind from staleness"),
-)
-"""Title, unit, and a query of the values."""
+def _histogram(title: str, unit: str, values: Values, weights: Values) -> Histogram:
+    low, high = values.min(), values.max()
+    edges = np.linspace(low, high, _BINS + 1) if high > low else np.array([low, low + 1])
+    if (values == np.floor(values)).all() and high > 1:
+        width = max(1.0, np.ceil((high - low + 1) / _BINS))
+        edges = np.arange(low, high + width + 0.5, width)
+    counts, _ = np.histogram(values, edges, weights=weights)
+    return Histogram(title, unit, edges.tolist(), counts.astype(int).tolist())

@@ -262,3 +262,45 @@ create temp view set_numbers as
     left join revision_numbers using (data_set) left join group_numbers using (data_set)
     left join token_numbers using (data_set) left join success_numbers using (data_set)
     left join reward_numbers using (data_set) left join call_numbers using (data_set);
+
+-- The trajectories with these row numbers, without tokens: row, trajectory_id, data_set (version), problem_id, sample,
+-- status, reason, policy_version, prompt, solutions, turns. A turn has its number, text, given (what the environment got
+-- as the answer), tokens (number), finish_reason, follows (the turn that it follows; -1: none), graded (false: it answers
+-- nothing), earned (the reward of the score stage, or that of the environment without a score), parts (of the reward),
+-- calls (name, arguments, output, status), feedback (of the environment), beyond_calls (the feedback; empty if it is no
+-- more than the outputs of the calls); environment_verdict and reward of the environment; verdict, extracted and
+-- verdict_reason of the score stage, null without a score.
+create temp macro conversations(chosen) as table
+    with called as (
+        select row, turn, list(struct_pack(name, arguments, output, status) order by number) as calls,
+            string_agg(output, chr(10) order by number) filter (status in ('answered', 'failed')) as outputs
+        from calls where list_contains(chosen, row) group by row, turn
+    ), spoken as (
+        select row, list(struct_pack(
+            turn, text, given, tokens := "end" - "start", finish_reason, follows, graded := answer is not null,
+            earned := coalesce(scored_reward, reward), parts, calls := coalesce(c.calls, []), feedback,
+            beyond_calls := if(feedback = outputs, '', feedback), environment_verdict, reward, verdict, extracted,
+            verdict_reason
+        ) order by turn) as turns
+        from turns left join called c using (row, turn) where list_contains(chosen, row) group by row
+    )
+    select row, trajectory_id, version as data_set, problem_id, sample, status, reason, policy_version, prompt,
+        solutions, coalesce(turns, []) as turns
+    from (
+        select row, trajectory_id, data_set, problem_id, sample, status, reason, policy_version, prompt, solutions
+        from trajectories where list_contains(chosen, row)
+    ) join (select data_set, version from data_sets) using (data_set) left join spoken using (row);
+
+-- The values of each histogram of the report: title, unit, v.
+create temp view histogram_values as
+    select 1 as number, 'Length of a turn' as title, 'tokens' as unit, ("end" - "start")::double as v
+    from turns where "end" > "start"
+    union all
+    select 2, 'Success of a group, first turn', 'share of its episodes', avg(success)
+    from first_turns where success is not null group by data_set, problem_id
+    union all
+    select 3, 'Reward of a turn', 'reward, if not all are 0 or 1', coalesce(scored_reward, reward)
+    from turns where answer is not null and exists (
+        select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))
+    union all
+    select 4, 'Staleness of an episode''s oldest token', 'versions', behind from staleness;

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from markdown_it import MarkdownIt
 
 from storage.records import Call
-from tasks.audit.database import ConversationTurn, StoredConversation
+from tasks.audit.database import Conversation
 from tasks.audit.report import wording
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
@@ -62,16 +62,26 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
     return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
 
 
-def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> StoredConversation:
+def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> Conversation:
+    judged = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": "", "finish_reason": "stop"}
+    beyond = "" if feedback == "\n".join(call.output for call in calls) else feedback
+    known = judged | {"reward": 0.0, "earned": 0.0, "parts": None, "tokens": 7, "graded": True, "beyond_calls": feedback}
     turns = [
-        ConversationTurn(
-            *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
-            *(number - 1, True, text, list(calls) if number == 0 else []),
-        )
-        for number, text in enumerate(texts)
+        {
+            "turn": n,
+            "follows": n - 1,
+            "text": text,
+            "given": text,
+            "extracted": text[:20],
+            "calls": calls[: 9 * (not n)],
+        }
+        for n, text in enumerate(texts)
     ]
-    prompt = f"What is 12 + 7? {texts[0]}"
-    return StoredConversation(0, id_, SET, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+    row = {"row": 0, "trajectory_id": id_, "data_set": SET, "problem_id": EVIL, "sample": 0, "status": "completed"}
+    row |= {"reason": "", "policy_version": 0, "prompt": f"What is 12 + 7? {texts[0]}", "solutions": ["19", EVIL]}
+    row |= {"turns": [known | turn for turn in turns]}
+    row["turns"][0]["beyond_calls"] = beyond
+    return row
 
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -243,8 +253,8 @@ def test_the_calls_of_a_case_are_shown() -> None:
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", unit="call")])]
     for feedback in SHOWN[1:3]:
         shown = conversation("demo/0", "19", "20", feedback=feedback, calls=calls)
-        turns = [shown.turns[0], replace(shown.turns[1], follows=-1, graded=False)]
-        page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): replace(shown, turns=turns)}, COMMAND))
+        shown["turns"][1] |= {"follows": -1, "graded": False}
+        page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): shown}, COMMAND))
         words = " ".join(page.text.split())
         assert f"Call of {EVIL} failed Arguments {SHOWN[0]} Output {SHOWN[1]}" in words
         assert f"Feedback {feedback}" in words

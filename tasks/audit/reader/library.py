@@ -6,7 +6,6 @@ results is shown.
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +23,8 @@ from tasks.audit.database import AuditDatabase
 _TABLES = Path(__file__).parent / "listing.sql"
 _CACHED_LISTS = 4  # results of filters, 8 bytes for each trajectory
 
-Rows = npt.NDArray[np.int64]
-NOTHING: Rows = np.zeros(0, np.int64)
+RowNumbers = npt.NDArray[np.int64]
+NOTHING: RowNumbers = np.zeros(0, np.int64)
 
 
 class Filter(BaseModel):
@@ -125,30 +124,17 @@ def _joined(conditions: _Conditions) -> tuple[str, list[Any]]:
     return " and ".join(f"({sql})" for sql, _ in conditions), values
 
 
-@dataclass(frozen=True, slots=True)
-class ListItem:
-    """A line of the list."""
+ListItem = dict[str, Any]
+"""A line of the list: a row of `list_items` in `listing.sql`."""
 
-    row: int
-    trajectory_id: str
-    version: str
-    iteration: int
-    problem_id: str
-    sample: int
-    status: str
-    turns: int
-    calls: int
-    tokens: int  # sampled
-    earned: float | None  # its return, the sum of its rewards: from the score, or from the environment without a score
-    verdicts: list[str] | None  # of its turns, from the same source
-    answer: str | None  # the beginning of the last turn
 
-    def address(self, wanted: Filter | None = None, **more: str | int) -> str:
-        """Return the query of an address for this trajectory and the list in which it was found.
+def address(item: ListItem, wanted: Filter | None = None, **more: str | int) -> str:
+    """Return the query of an address for a trajectory and the list in which it was found.
 
-        The id stays valid after a restart; the row tells trajectories with the same id apart.
-        """
-        return urlencode({"id": self.trajectory_id, "row": self.row, **(wanted.chosen() if wanted else {}), **more})
+    The id stays valid after a restart; the row tells trajectories with the same id apart.
+    """
+    chosen = wanted.chosen() if wanted else {}
+    return urlencode({"id": item["trajectory_id"], "row": item["row"], **chosen, **more})
 
 
 class Library:
@@ -169,21 +155,15 @@ class Library:
         self.checks = [name for (name,) in database.all("select distinct check_name from cases order by 1")]
         self.find = lru_cache(_CACHED_LISTS)(self._find)
 
-    def _find(self, wanted: Filter) -> Rows:
+    def _find(self, wanted: Filter) -> RowNumbers:
         """Return the row numbers of all trajectories that match `wanted`, in the order of the list."""
         condition, parameters = _where(wanted)
         return self._rows(condition, *parameters)
 
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Return the lines of the list for `rows`, in the same order."""
-        found = self.database.all(
-            """select row, trajectory_id, version, l.iteration, problem_id, sample, status, turns, calls, tokens,
-            earned, verdicts, answer
-            from listing l join data_sets using (data_set) where list_contains(?, row)""",
-            list(rows),
-        )
-        by_row = {columns[0]: ListItem(*columns) for columns in found}
-        return [by_row[row] for row in rows if row in by_row]
+        query = "from list_items where list_contains(?, row) order by list_position(?, row)"
+        return self.database.records(query, list(rows), list(rows))
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
         """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
@@ -194,7 +174,7 @@ class Library:
         in_set = "data_set in (select data_set from data_sets where version = ?)"
         return list(self._rows(f"{in_set} and problem_id = ?", data_set, problem_id).tolist())
 
-    def _rows(self, condition: str, *parameters: Any) -> Rows:
+    def _rows(self, condition: str, *parameters: Any) -> RowNumbers:
         return self.database.integers(f"select row from listing where {condition} order by position", *parameters)
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:

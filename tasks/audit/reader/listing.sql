@@ -14,3 +14,9 @@ select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as
 from episodes e join (select row, prompt from trajectories) t using (row)
 left join prompts p on p.text = t.prompt left join answers s using (row)
 order by position;
+
+-- What the list shows of a trajectory, without `prompt`: also version, the data set's. `tokens` are those that were
+-- sampled; `earned` is the return, from the score, or from the environment without one; so are `verdicts` of the turns;
+-- `answer` is the beginning of the last turn.
+create temp view list_items as
+select l.* exclude (data_set, prompt), version from listing l join (select data_set, version from data_sets) using (data_set);
