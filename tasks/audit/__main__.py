@@ -18,7 +18,7 @@ from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import manifests
 from tasks.audit.database import open_database
 from tasks.audit.importing import command
-from tasks.audit.record import REPORT, read_audit
+from tasks.audit.run import REPORT, read_audit
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
 from tasks.evaluate.summary import comparison_rows, table
 from tasks.tables.sets import DataSet, Intake, TargetError, fetch_data_sets, parse_since, select

@@ -22,8 +22,7 @@ from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Call
 from storage.versions.drafts import Provenance
-from tasks.audit.record import REPORT, commit_audit, read_audit
-from tasks.audit.run import audit
+from tasks.audit.run import REPORT, audit, commit_audit, read_audit
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import select
 from tests.conftest import commit_policy

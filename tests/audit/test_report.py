@@ -19,7 +19,7 @@ from tasks.audit.report import wording
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.report.wording import check_rows, summary
-from tasks.audit.results import AuditResult, CheckResult, Histogram, SetNumbers, Verdict, worst
+from tasks.audit.results import AuditResult, CheckResult, Histogram, Level, SetNumbers, worst
 from tasks.tables.sets import Case, Unit
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
@@ -33,7 +33,7 @@ SHOWN = [
 COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
 
 
-def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
+def check(name: str, verdict: Level = "pass", **others: Any) -> CheckResult:
     value, of = (None, 0) if verdict == "skipped" else (0.0, 512)
     rest: dict[str, Any] = {"value": value, "threshold": 0.0, "cases": 0, "of": of, "unit": "turn"}
     return CheckResult(name, "What it means.", verdict, "warn", **{**rest, "says": f"says {name}", **others})
@@ -65,7 +65,14 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
 def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> Conversation:
     judged = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": "", "finish_reason": "stop"}
     beyond = "" if feedback == "\n".join(call.output for call in calls) else feedback
-    known = judged | {"reward": 0.0, "earned": 0.0, "parts": None, "tokens": 7, "graded": True, "beyond_calls": feedback}
+    known = judged | {
+        "reward": 0.0,
+        "earned": 0.0,
+        "parts": None,
+        "tokens": 7,
+        "graded": True,
+        "beyond_calls": feedback,
+    }
     turns = [
         {
             "turn": n,
@@ -77,7 +84,14 @@ def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call
         }
         for n, text in enumerate(texts)
     ]
-    row = {"row": 0, "trajectory_id": id_, "data_set": SET, "problem_id": EVIL, "sample": 0, "status": "completed"}
+    row: Conversation = {
+        "row": 0,
+        "trajectory_id": id_,
+        "data_set": SET,
+        "problem_id": EVIL,
+        "sample": 0,
+        "status": "completed",
+    }
     row |= {"reason": "", "policy_version": 0, "prompt": f"What is 12 + 7? {texts[0]}", "solutions": ["19", EVIL]}
     row |= {"turns": [known | turn for turn in turns]}
     row["turns"][0]["beyond_calls"] = beyond
@@ -168,7 +182,7 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
 
 def test_every_number_of_cases_leads_to_them() -> None:
     """For every verdict counts link to the check's section, links have targets, and ids are unique."""
-    verdicts: list[Verdict] = ["pass", "warn", "fail", "skipped"]
+    verdicts: list[Level] = ["pass", "warn", "fail", "skipped"]
     examples = [case("demo/0"), case("demo/1", data_set="")]
     checks = [check(f"check_{verdict}", verdict, cases=1234, examples=examples) for verdict in verdicts]
     html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
@@ -274,7 +288,7 @@ def test_numbers_in_words() -> None:
 
 def test_the_headline_counts() -> None:
     """The headline has verdicts in words, worst first, in singular or plural."""
-    verdicts: list[Verdict] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
+    verdicts: list[Level] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
     checks = [check(f"check_{n}", verdict) for n, verdict in enumerate(verdicts)]
     assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
     assert wording.headline(result([check("loops", "warn"), check("failed")], [])) == "WARN: 1 check warns, 1 passes"

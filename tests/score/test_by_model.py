@@ -10,10 +10,9 @@ from configs import ConfigError, load
 from configs.score import Score as ScoreSettings
 from storage.records import Annotation
 from tasks.score.by_model import JudgeScorer, RewardModelScorer, messages_of
-from tasks.score.interface import ScorerContext
 from tasks.score.scorers import check_scorers
 from tasks.score.scoring import scorer_fingerprint
-from tasks.score.verdict import Answer, Verdict
+from tasks.score.verdict import Answer, ScorerContext, Verdict
 
 
 def answer(*texts: str, turn: int | None = None, **columns: Any) -> Answer:

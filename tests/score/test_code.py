@@ -14,9 +14,8 @@ from configs.problems import FileSource
 from configs.score import Score
 from tasks.problems import load_problems
 from tasks.score.code import _MAIN, judge_program, program_in, same_lines, same_result
-from tasks.score.interface import ProgramError
 from tasks.score.scorers import Scorers, check_scorers
-from tasks.score.verdict import Answer
+from tasks.score.verdict import Answer, ProgramError
 from tasks.score.verifier import Verifier
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}

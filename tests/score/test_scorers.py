@@ -20,10 +20,9 @@ from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks import registry
 from tasks.rollout.workers import LocalWorker
-from tasks.score.interface import ScorerContext
 from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
-from tasks.score.verdict import Answer, Verdict
+from tasks.score.verdict import Answer, ScorerContext, Verdict
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
 

@@ -71,57 +71,35 @@ def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
 
 
 _ON_TRAJECTORY = {
-    "text": """prompt in (select number from prompts where contains(lower(text), lower(?)))
-        or row in (select row from turns where contains(lower(text), lower(?)) or contains(lower(feedback), lower(?)))
-        """,
+    "text": "row in (from rows_with_text(?))",
     "status": "status = ?",
     "problem": "trim(problem_id) = trim(?)",
     "data_set": "data_set in (select data_set from data_sets where contains(lower(version), lower(?)))",
-    "check": " or ".join(
-        f"""row in (select l.row from listing l join data_sets d using (data_set) join cases c on c.id = {name}
-        where c.check_name = ? and c.unit in {units} and c.data_set in ('', d.version))"""
-        for name, units in (
-            ("l.trajectory_id", "('trajectory', 'turn', 'call')"),
-            ("l.problem_id", "('group', 'problem')"),
-            ("d.version", "('data set')"),
-        )
-    ),
+    "check": "row in (from rows_with_case(?))",
 }
-"""SQL conditions on a row of `listing`, by parameter. For a check: a case of the trajectory, of its group
-or problem, or of its data set."""
+"""SQL conditions on a row of `listing`, by parameter."""
 _OF_CALLS = {"some": "calls > 0", "none": "calls = 0"}
 _OF_TURN = {"any": "true", "first": "turn = 0", "last": '"last"'}
 _OF_VERDICT = {"unscored": "verdict is null", "disagree": "verdict <> environment_verdict and verdict <> 'none'"}
 """Conditions on a row of `listing` (calls) or of `turns`, by value of a parameter."""
 
-_Conditions = list[tuple[str, Any]]
-"""SQL conditions, each with the value of its placeholders."""
-
 
 def _where(wanted: Filter) -> tuple[str, list[Any]]:
     """Return the filter as a condition on the table `listing`, and its parameters."""
-    whole: _Conditions = [("true", None)]
-    whole += [(sql, getattr(wanted, name)) for name, sql in _ON_TRAJECTORY.items() if getattr(wanted, name)]
+    whole = {sql: getattr(wanted, name) for name, sql in _ON_TRAJECTORY.items() if getattr(wanted, name)}
     if wanted.calls:
-        whole.append((_OF_CALLS.get(wanted.calls, "row in (select row from calls where status = ?)"), wanted.calls))
-    turn: _Conditions = []
+        whole[_OF_CALLS.get(wanted.calls, "row in (select row from calls where status = ?)")] = wanted.calls
+    turn = dict[str, Any]()
     if wanted.verdict:
-        sql = _OF_VERDICT.get(wanted.verdict, "coalesce(verdict, environment_verdict) = ?")
-        turn.append((sql, wanted.verdict))
+        turn[_OF_VERDICT.get(wanted.verdict, "coalesce(verdict, environment_verdict) = ?")] = wanted.verdict
     for sign, bound in ((">=", wanted.least), ("<=", wanted.most)):
         if bound is not None:
-            turn.append((f"coalesce(scored_reward, reward) {sign} ?", bound))
-    condition, parameters = _joined(whole)
-    if turn:  # one turn has to fulfil all conditions
-        turn.append((_OF_TURN.get(wanted.turn, "turn = ?::integer - 1"), wanted.turn))
-        of_turn, more = _joined(turn)
-        condition, parameters = f"{condition} and row in (select row from turns where {of_turn})", parameters + more
-    return condition, parameters
-
-
-def _joined(conditions: _Conditions) -> tuple[str, list[Any]]:
-    values = [value for sql, value in conditions for _ in range(sql.count("?"))]
-    return " and ".join(f"({sql})" for sql, _ in conditions), values
+            turn[f"coalesce(scored_reward, reward) {sign} ?"] = bound
+    if turn:
+        turn[_OF_TURN.get(wanted.turn, "turn = ?::integer - 1")] = wanted.turn
+    of_turn = [f"row in (select row from turns where {' and '.join(turn)})"] if turn else []
+    values = [value for sql, value in [*whole.items(), *turn.items()] if "?" in sql]
+    return " and ".join(["true", *whole, *of_turn]), values
 
 
 ListItem = dict[str, Any]

@@ -269,16 +269,8 @@ def _group(
 ) -> tuple[list[Trajectory], list[Score], Reward]:
     """Return the trajectories and scores of a group, and the reward with the least one of the whole data set."""
     database, rows = library.database, library.group(data_set.version, problem_id)
-    scores = database.all(
-        """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason, scored_reward
-        from turns where verdict is not null and list_contains(?, row)""",
-        rows,
-    )
+    scores = database.all("select * exclude (row) from stored_scores where list_contains(?, row)", rows)
     (scorer,) = database.one("select any_value(scorer) from turns where list_contains(?, row)", rows)
-    least = database.number(
-        """select min(scored_reward) from turns semi join
-        (select row from episodes where status in ('completed', 'truncated')) using (row)
-        where data_set = ? and scorer = ? and verdict <> 'none'""",
-        *(data_set.number, scorer),
-    )
+    query = "select max(least) from least_rewards where data_set = ? and scorer = ?"
+    least = database.number(query, data_set.number, scorer)
     return library.trajectories(rows), [Score(*columns) for columns in scores], settled(reward, scorer or "", [least])

@@ -22,7 +22,7 @@ from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, address, parse
 from tasks.audit.reader.serving import HEADERS, Render, create_site
 from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
-from tasks.audit.record import CASES, REPORT
+from tasks.audit.run import CASES, REPORT
 from tasks.tables.sets import DataSet
 
 LINES = 50

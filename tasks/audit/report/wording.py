@@ -12,7 +12,7 @@ from configs.audit import Checks
 from storage.errors import counted
 from storage.records import CallStatus
 from storage.visible import visible
-from tasks.audit.results import VERDICTS, AuditResult, CheckResult
+from tasks.audit.results import LEVELS, AuditResult, CheckResult
 
 MISSING = "\u2013"  # an en dash
 
@@ -102,7 +102,7 @@ def audited_data(result: AuditResult) -> str:
 
 def ordered(result: AuditResult) -> list[CheckResult]:
     """Return all checks, alarms first."""
-    return sorted(result.checks, key=lambda check: VERDICTS.index(check.verdict))
+    return sorted(result.checks, key=lambda check: LEVELS.index(check.verdict))
 
 
 def alarms(result: AuditResult) -> list[CheckResult]:
