@@ -82,6 +82,10 @@ class Decoder:
                 return False
         return True
 
+    def has_alone(self, decoded: str, text: str) -> bool:
+        """Return whether decoded tokens have `text` between marks that templates write."""
+        return stands_alone(self.spellings(text.strip()), decoded)
+
     def spellings(self, line: str) -> Iterator[str]:
         """Yield how decoded tokens may show a line: as it is, in JSON, and as the tokenizer normalises it."""
         yield line

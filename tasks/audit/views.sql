@@ -304,3 +304,20 @@ create temp view histogram_values as
         select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))
     union all
     select 4, 'Staleness of an episode''s oldest token', 'versions', behind from staleness;
+
+-- Each data set with the policy and the sampling of most of its trajectories, in the order of iterations: data_set,
+-- version, policy, policy_version, sampling (JSON), temperature, whole (whether every token could be sampled: neither
+-- `top_p`, `top_k` nor a JSON schema left one out).
+create temp view played_sets as
+    select data_set, version, policy, policy_version, sampling,
+        -- Engines return logprobs of temperature 1 after greedy sampling.
+        coalesce(nullif(try_cast(known ->> '$.temperature' as double), 0), 1) as temperature,
+        coalesce(try_cast(known ->> '$.top_p' as double), 1) = 1
+            and coalesce(try_cast(known ->> '$.top_k' as double), 0) <= 0
+            and coalesce(known ->> '$.json_schema', '0') = '0' and json_valid(sampling) as whole
+    from (
+        select *, if(json_valid(sampling), sampling, '{}')::json as known from (
+            select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
+        ) qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
+    ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
+    order by run, evaluation, iteration, data_set;

@@ -19,14 +19,16 @@ from tasks.audit.checks.problems import contains_gold
 from tasks.audit.checks.texts import hidden, personal, secret
 from tasks.audit.checks.verdicts import stated
 from tasks.audit.database import AuditDatabase
-from tasks.audit.decoding import WITHOUT_TEXT, Decoder, find_decoder, lists, stands_alone
+from tasks.audit.decoding import WITHOUT_TEXT, Decoder, find_decoder, lists
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import DataSet, Intake
 from tasks.thoughts import TAG
 
 _AT_ONCE = 512  # Python lists of as many long rows take some hundred MB
 _AROUND = 30  # characters before the position where two forms begin to differ, and twice as many after it
-_STATED = "struct(words varchar, is_gold boolean)[]"
+_DECODED = ["integer", "varchar", "varchar"]  # number of the data set, decoded tokens, and a text
+_METHODS = {"form": "varchar", "shows": "boolean", "has_alone": "boolean"}
+"""Methods of `Decoder`, with the types that they return."""
 
 
 def open_evidence(
@@ -46,28 +48,21 @@ def open_evidence(
     members = {(each.run, name) for each in data_sets for name in _members(each)}
     database.create("members", "run varchar, name varchar", sorted(members))
     _add_decoding(database, decoders)
-    functions: list[tuple[Callable[..., Any], str, list[str]]] = [
-        (contains_gold, "boolean", ["varchar", "varchar[]"]),
-        (stated_answers, _STATED, ["varchar", "varchar[]"]),
-        (difference, "varchar", ["varchar", "varchar"]),
-        (without_tags, "varchar", ["varchar"]),
-        *((function, "varchar", ["varchar"]) for function in (secret, personal, hidden)),
+    functions: list[tuple[str, Callable[..., Any], str, list[str]]] = [
+        ("contains_gold", contains_gold, "boolean", ["varchar", "varchar[]"]),
+        ("stated_answers", stated_answers, "struct(words varchar, is_gold boolean)[]", ["varchar", "varchar[]"]),
+        ("difference", difference, "varchar", ["varchar", "varchar"]),
+        ("without_tags", without_tags, "varchar", ["varchar"]),
+        *((function.__name__, function, "varchar", ["varchar"]) for function in (secret, personal, hidden)),
+        *((name, _of_decoder(decoders, name), returned, _DECODED) for name, returned in _METHODS.items()),
     ]
-
-    def shows(number: int, decoded: str, text: str) -> bool:
-        return decoders[number].shows(decoded, text)
-
-    def form(number: int, decoded: str, text: str) -> str:
-        return decoders[number].form(decoded, text)
-
-    def has_alone(number: int, decoded: str, output: str) -> bool:
-        return stands_alone(decoders[number].spellings(output.strip()), decoded)
-
-    of_decoded = ["integer", "varchar", "varchar"]
-    functions += [(shows, "boolean", of_decoded), (form, "varchar", of_decoded), (has_alone, "boolean", of_decoded)]
-    for function, returned, parameters in functions:
-        database.connection.create_function(function.__name__, function, parameters, returned)  # type: ignore[arg-type]
+    for name, function, returned, parameters in functions:
+        database.connection.create_function(name, function, parameters, returned)  # type: ignore[arg-type]
     return AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier, frozenset(decoders))
+
+
+def _of_decoder(decoders: dict[int, Decoder], method: str) -> Callable[[int, str, str], Any]:
+    return lambda number, decoded, text: getattr(decoders[number], method)(decoded, text)
 
 
 def _members(data_set: DataSet) -> list[str]:
