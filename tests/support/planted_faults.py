@@ -17,7 +17,7 @@ from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tests.support.audit_scene import Scene, grade, logprobs
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
-GROUPS = 12  # in a run with a fault
+GROUPS = 8  # in a run with a fault
 STALENESS = "rollout.max_head_offpolicyness"
 
 Ids = Iterable[str]
