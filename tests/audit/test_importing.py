@@ -435,24 +435,23 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
     def sizes(*files: str, form: str = "messages") -> dict[int, list[int]]:
         """Return the sizes of the groups of each step."""
         rollouts, _ = command.read(files, form, None)
-        said[:] = command._keep_apart(rollouts)
+        command._keep_apart(rollouts)
         groups = Counter((each.step, problem_of(each).problem_id) for each in rollouts)
         return {step: [size for (other, _), size in groups.items() if other == step] for step, _ in groups}
 
-    said, four = list[str](), [4, 4]
+    four = [4, 4]
     steps = [written((1, 2), f"run/{folder}/rows.jsonl") for folder in ("step_2", "global_step_10")]
     assert sizes(f"{tmp_path}/run/*step_*/rows.jsonl") == sizes(*steps) == {2: four, 10: four}
     assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: four}
     verl_files = [write(tmp_path / f"{n}.jsonl", [{"input": "1?", "output": "1"}]) for n in (9, 10)]
     assert sizes(*verl_files, form="verl") == {9: [1], 10: [1]}
     assert sizes(*(written((n,), f"writer{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
-    assert said == []
-    assert sizes(*(written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b"))) == {0: four, 1: four}
-    assert said[0].endswith("and tell no step, so each is a step: qwen-0.6b.jsonl is 0, qwen-1.7b.jsonl is 1")
     told = [written((1, 2), f"{name}/rows.jsonl", step=3) for name in ("a", "b")]
     assert sizes(told[0]) == {3: four}
-    with pytest.raises(ValueError, match=r"a/rows.jsonl and .*b/rows.jsonl have the same problems at step 3.* --name"):
-        sizes(*told)
+    untold = [written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b")]
+    for files, step in ((told, 3), (untold, 0)):
+        with pytest.raises(ValueError, match=rf"jsonl and .*jsonl have the same problems at step {step}.* --name"):
+            sizes(*files)
 
 
 def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, address, parse
 from tasks.audit.reader.serving import HEADERS, Render, create_site
-from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
+from tasks.audit.reader.tokens import Advantages, NoAdvantageError, compute_advantages
 from tasks.audit.run import CASES, REPORT
 from tasks.tables.sets import DataSet
 
@@ -144,12 +144,7 @@ class Views:
                 advantages = compute_advantages(self.library, data_set, trajectory)
             except NoAdvantageError as error:
                 why_not = str(error)
-
-        def step(token: Token) -> str:
-            if by_advantage:
-                return tokens.advantage_step(token.advantage, advantages.largest)
-            return tokens.logprob_step(token.logprob)
-
+        scale = tokens.advantages_up_to(advantages.largest) if by_advantage else tokens.LOGPROBS
         return {
             "part": page.number,
             "parts": page.count,
@@ -158,8 +153,7 @@ class Views:
             "colour": "advantage" if by_advantage else "logprob",
             "advantages": advantages,
             "why_not": why_not,
-            "legend": tokens.advantage_legend(advantages.largest) if by_advantage else tokens.logprob_legend(),
-            "step": step,
+            "scale": scale,
         }
 
 
