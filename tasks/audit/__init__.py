@@ -4,5 +4,5 @@
 queries of `views.sql`. `run` runs each check of `checks` on them and computes the numbers. It commits the
 `AuditResult` (`results`) with the cases and the page that `report` renders.
 `importing` makes data sets of other programs' dumps. `reader` is a web app for the same data sets and cases. The
-command line (`python -m tasks.audit`) serves it, imports, and compares two data sets.
+command line (`python -m tasks.audit`) serves it, and imports.
 """
