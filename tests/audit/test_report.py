@@ -137,10 +137,8 @@ class Page(HTMLParser):
 def test_hostile_text_stays_text() -> None:
     """Scripts, links, LaTeX and templates in all fields from data are shown; none becomes a tag."""
     cases = [case(EVIL, text) for text in SHOWN]
-    checks = [
-        check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
-        check("failed", "skipped", says=EVIL),
-    ]
+    checks = [check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases)]
+    checks += [check("failed", "skipped", says=EVIL)]
     sets = [numbers(0), numbers(1, run=EVIL), numbers(2, run="$x_1$")]
     audited = result(checks, sets, [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])])
     conversations = {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
@@ -249,13 +247,8 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
-    words = (
-        "Calls of tools",
-        "Share of episodes with calls",
-        "episodes with calls",
-        "failed calls",
-        "episodes with branches",
-    )
+    words = ["Calls of tools", "Share of episodes with calls", "episodes with calls", "failed calls"]
+    words += ["episodes with branches"]
     assert all(word in html for word in words)
     without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     assert not any(word in without for word in words)
@@ -277,19 +270,14 @@ def test_the_calls_of_a_case_are_shown() -> None:
 
 
 def test_numbers_in_words() -> None:
-    """Shares are never rounded to 0 % or 100 %; values have their check's unit."""
+    """Shares are never rounded to 0 % or 100 %; values have their check's unit; the headline counts, worst first."""
     assert [wording.share(value) for value in (0.0, 0.99996, 0.2)] == ["0%", "99.9960%", "20.0%"]
-    drift = check("logprob_drift", value=0.03, threshold=0.02)
-    assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
     strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
-    assert (wording.value(strict), wording.threshold(strict)) == ("3.0%", "0%")
-    assert wording.value(check("duplicate_ids", value=3.0)) == "3"
-
-
-def test_the_headline_counts() -> None:
-    """The headline has verdicts in words, worst first, in singular or plural."""
-    verdicts: list[Level] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
-    checks = [check(f"check_{n}", verdict) for n, verdict in enumerate(verdicts)]
+    drift = check("logprob_drift", value=0.03, threshold=0.02)
+    written = [(wording.value(each), wording.threshold(each)) for each in (drift, strict)]
+    assert written == [("0.03 nats a token", "0.02 nats a token"), ("3.0%", "0%")]
+    levels: list[Level] = [*["pass"] * 27, *["fail"] * 2, *["skipped"] * 2, *["warn"] * 3]  # type: ignore[list-item]
+    checks = [check(f"check_{number}", level) for number, level in enumerate(levels)]
     assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
     assert wording.headline(result([check("loops", "warn"), check("failed")], [])) == "WARN: 1 check warns, 1 passes"
 
