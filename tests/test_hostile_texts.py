@@ -10,8 +10,8 @@ from storage.visible import printable, visible
 from tasks.agents import answers
 from tasks.audit.checks.problems import contains_gold
 from tasks.audit.checks.texts import personal, secret
-from tasks.audit.checks.tools import stands_alone
 from tasks.audit.checks.verdicts import compare, opinion, stated
+from tasks.audit.decoding import stands_alone
 from tasks.audit.report import wording
 from tasks.problems.contamination import tokens
 from tasks.problems.rows import is_placeholder

@@ -14,8 +14,8 @@ from flows.run.configuration import resolve
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.visible import Fleeting, printable
-from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.report import plots, wording
+from tasks.audit.run import REPORT, commit_audit, read_audit
 from tasks.audit.run import audit as run_checks
 from tasks.evaluate.summary import table
 from tasks.score.verifier import Verifier

@@ -6,11 +6,11 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -33,7 +33,7 @@ from tasks.score.scorers import OWN_COLUMNS, SCORERS
 from tasks.score.scoring import batches
 from tasks.score.verdict import Answer
 
-Rows = Iterable[dict[str, Any]]
+Trajectories = Iterable[dict[str, Any]]
 Tell = Callable[[str], None]
 _AT_ONCE = 32
 """Questions that a server has at the same time."""
@@ -60,21 +60,9 @@ class Question:
     content: Any  # hashable; questions with the same content get the same answer
     problem: str = ""  # why it cannot be asked
 
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """The answer of a model to a question; see `Annotation` for the fields."""
-
-    prompt: str = ""
-    answer: str = ""
-    value: float = 0.0
-    logprobs: Sequence[float] = ()
-    problem: str = ""
-
-    def about(self, question: Question, model: str) -> Annotation:
-        """Return it as the annotation of a question by the model with this identity."""
-        place = question.trajectory_id, question.turn
-        return Annotation(*place, model, self.prompt, self.answer, self.value, list(self.logprobs), self.problem)
+    def answered(self, **fields: Any) -> Annotation:
+        """Return what a model said, in fields of `Annotation`."""
+        return Annotation(self.trajectory_id, self.turn, model="", **fields)
 
 
 @lru_cache
@@ -82,25 +70,26 @@ def _chat_in(folder: Path) -> Chat:
     return Chat(load_tokenizer(folder), ends=engine_ends(folder))
 
 
-class Asker(Protocol):
+class Asker:
     """Asks one model."""
 
     columns: list[str]
     """The columns of trajectories that it reads."""
     how: dict[str, Any]
     """All that its answers depend on, besides the model and the trajectories."""
+    repeats = True
+    """Some questions are equal, so that answers are worth keeping."""
 
-    repeats: bool
-    """True if some questions are equal, so that answers are worth keeping."""
-
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
+    def questions(self, rows: Trajectories) -> Iterator[dict[str, list[Question]]]:
         """Yield the questions about some trajectories at a time, by their ids."""
+        raise NotImplementedError
 
-    async def ask(self, client: Client, question: Question) -> Said:
+    async def ask(self, client: Client, question: Question) -> Annotation:
         """Ask a server."""
+        raise NotImplementedError
 
 
-class _OfTurns:
+class _OfTurns(Asker):
     """Asks about the turns whose scorer asks this model."""
 
     def __init__(self, config: Config, role: Role) -> None:
@@ -110,11 +99,9 @@ class _OfTurns:
         sources = sorted(source for source, scorer in score.by_source.items() if scorer == name)
         others = sorted(set(score.by_source) - set(sources)) if "default" in sources else []
         self.columns = ["trajectory_id", "turns", "source", "ungraded", "answers", *OWN_COLUMNS]
-        self.how: dict[str, Any] = {"sources": sources, "others": others}
+        self.how = {"sources": sources, "others": others}
 
-    repeats = True
-
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
+    def questions(self, rows: Trajectories) -> Iterator[dict[str, list[Question]]]:
         some = dict[str, list[Question]]()
         for answers in batches(rows, by_group=self._score.group, size=_BATCH_ROWS):
             for answer in answers:
@@ -161,7 +148,7 @@ class JudgeAsker(_OfTurns):
         question = self.scorer.question(answer)
         return question if self.scorer.temperature == 0 else (question, answer.row["trajectory_id"], answer.turn)
 
-    async def ask(self, client: Client, question: Question) -> Said:
+    async def ask(self, client: Client, question: Question) -> Annotation:
         prompt = question.content if isinstance(question.content, str) else question.content[0]
         scorer, seed = self.scorer, derive(self._seed, question.trajectory_id, question.turn, "judge")
         messages = [{"role": "user", "content": prompt}]
@@ -171,7 +158,8 @@ class JudgeAsker(_OfTurns):
             try:
                 text, end = await client.chat(self._service, messages, fields | self._fields)
             except RefusedError as error:
-                return Said(prompt, problem=f"{error}. If it does not know a field, {_OTHER_FIELDS}")
+                problem = f"{error}. If it does not know a field, {_OTHER_FIELDS}"
+                return question.answered(prompt=prompt, problem=problem)
         else:
             ends, limit = self._chat.stop_token_ids, scorer.max_new_tokens
             gconfig = GenerationConfig(temperature=scorer.temperature, max_new_tokens=limit, stop_token_ids=ends)
@@ -179,10 +167,12 @@ class JudgeAsker(_OfTurns):
                 prompt_ids = self._chat.prompt(quoted(messages))
                 (completion,) = await client.generate(prompt_ids, gconfig, seed)
             except ContextLengthError as error:
-                return Said(prompt, problem=str(error).replace("inference.", "models.judge."))
+                problem = str(error).replace("inference.", "models.judge.")
+                return question.answered(prompt=prompt, problem=problem)
             text, end = self._chat.decode(completion.token_ids, prompt_ids), completion.finish_reason
         cut = f"it was cut ({end}): raise score.args.judge.max_new_tokens"
-        return Said(prompt, text, problem=cut if end in ("length", "content_filter") else "")
+        problem = cut if end in ("length", "content_filter") else ""
+        return question.answered(prompt=prompt, answer=text, problem=problem)
 
 
 class RewardAsker(_OfTurns):
@@ -196,23 +186,22 @@ class RewardAsker(_OfTurns):
     def _content(self, answer: Answer) -> Hashable:
         return tuple(self._chat.whole(messages_of(answer)))
 
-    async def ask(self, client: Client, question: Question) -> Said:
+    async def ask(self, client: Client, question: Question) -> Annotation:
         ids = list(question.content)
         if len(ids) > self._most:
-            return Said(problem=f"{len(ids)} tokens are more than models.reward.max_model_len={self._most}")
-        return Said(value=await client.pooled(ids))
+            problem = f"{len(ids)} tokens are more than models.reward.max_model_len={self._most}"
+            return question.answered(problem=problem)
+        return question.answered(value=await client.pooled(ids))
 
 
-class TeacherAsker:
+class TeacherAsker(Asker):
     """Asks a teacher for the logprob of each token of each sequence."""
 
     def __init__(self) -> None:
         self.columns = ["trajectory_id", "token_ids", "sequence_starts"]
-        self.how = dict[str, Any]()
+        self.how, self.repeats = {}, False
 
-    repeats = False
-
-    def questions(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, list[Question]]]:
+    def questions(self, rows: Trajectories) -> Iterator[dict[str, list[Question]]]:
         stream = iter(rows)
         while batch := list(itertools.islice(stream, _BATCH_ROWS)):
             yield {row["trajectory_id"]: [self._question(row)] for row in batch}
@@ -221,11 +210,11 @@ class TeacherAsker:
         cuts = [*row.get("sequence_starts", [0]), len(row["token_ids"])]
         return Question(row["trajectory_id"], -1, tuple(tuple(row["token_ids"][a:b]) for a, b in pairwise(cuts)))
 
-    async def ask(self, client: Client, question: Question) -> Said:
+    async def ask(self, client: Client, question: Question) -> Annotation:
         logprobs = list[float]()
         for sequence in filter(None, question.content):
             logprobs += [0.0, *(await client.prompt_logprobs(list(sequence)) if len(sequence) > 1 else [])]
-        return Said(logprobs=logprobs)
+        return question.answered(logprobs=logprobs)
 
 
 def asker(config: Config, role: Role) -> Asker:
@@ -244,7 +233,7 @@ def asker(config: Config, role: Role) -> Asker:
 
 async def _answer(
     role: Role, asks: Asker, models: BesideModels, client: Client, question: Question, attempts: int
-) -> Said:
+) -> Annotation:
     """Return a model's answer. Servers of the flow's own are started again if they do not live any more."""
 
     async def repair(_: object) -> None:
@@ -254,12 +243,12 @@ async def _answer(
     try:
         return await again(asks.ask, client, question)
     except (MalformedError, aiohttp.ClientPayloadError) as error:  # it costs this question
-        return Said(problem=described(error))
+        return question.answered(problem=described(error))
     except LOST as error:
         raise InferenceError(f"models.{role}: {client.url} does not answer: {described(error)}") from error
 
 
-def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows, tell: Tell) -> list[str]:
+def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Trajectories, tell: Tell) -> list[str]:
     """Ask a model one question about scripted episodes; return what may be wrong, but may be the script's fault.
 
     Without `models` only tell the question.
@@ -271,18 +260,18 @@ def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Rows
     questions = [each for some in asks.questions(rows) for of_row in some.values() for each in of_row]
     findings = [f"models.{role}: {each.problem}" for each in questions if each.problem]
 
-    async def ask(models: BesideModels, question: Question) -> Said:
+    async def ask(models: BesideModels, question: Question) -> Annotation:
         async with models.connect(role) as clients:
             return await _answer(role, asks, models, clients[0], question, _TRIES)
 
     for question in [each for each in questions if not each.problem][-1:]:
         tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
-        reply = asyncio.run(ask(models, question)) if models else Said()
+        reply = asyncio.run(ask(models, question)) if models else question.answered()
         if reply.problem:
             raise InferenceError(f"models.{role} does not answer a question about a scripted episode: {reply.problem}")
         if models and isinstance(asks, JudgeAsker):
             tell(f"models.{role} says: {visible(reply.answer, _LONGEST)}")
-            findings += filter(None, [asks.scorer.verdict(reply.about(question, "")).reason])
+            findings += filter(None, [asks.scorer.verdict(reply).reason])
     return findings
 
 
@@ -300,7 +289,7 @@ class Annotator:
     def __init__(self, config: Config, role: Role) -> None:
         self._role, self._model, self._asks = role, identities(config)[role], asker(config, role)
         self._fingerprint = model_fingerprints(config)[role]
-        self._known = dict[Any, Said]()
+        self._known = dict[Any, Annotation]()
         """Answers that may be asked for again, by the contents of questions."""
         self.columns = self._asks.columns
         """The columns of trajectories that it reads."""
@@ -310,7 +299,7 @@ class Annotator:
         text = json.dumps({"role": self._role, "model": self._fingerprint, **self._asks.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
+    def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
         """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
         Raises:
@@ -318,7 +307,7 @@ class Annotator:
         """
         return asyncio.run(self._annotate(models, rows, draft, progress))
 
-    async def _annotate(self, models: BesideModels, rows: Rows, draft: Draft, progress: Tell) -> dict[str, Any]:
+    async def _annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
         started, done = time.monotonic(), set(draft.notes)
         asked, problems = 0, list[str]()
         async with models.connect(self._role) as clients:
@@ -328,7 +317,7 @@ class Annotator:
                     answers, errors = await self._ask_all(models, clients, questions)
                     for name, of_it in by_trajectory.items():
                         if all(question in answers for question in of_it):
-                            writer.write_group([answers[each].about(each, self._model) for each in of_it], name)
+                            writer.write_group([answers[each] for each in of_it], name)
                     if errors:
                         writer.flush()
                         raise errors[0]
@@ -343,22 +332,26 @@ class Annotator:
 
     async def _ask_all(
         self, models: BesideModels, clients: Sequence[Client], questions: Sequence[Question]
-    ) -> tuple[dict[Question, Said], list[BaseException]]:
+    ) -> tuple[dict[Question, Annotation], list[BaseException]]:
         """Ask questions at the same time, of all servers in turn, and those with the same content once.
 
         An error of one question leaves the others their answers, which may have been paid.
         """
         limits = [asyncio.Semaphore(_AT_ONCE) for _ in clients]
 
-        async def ask(question: Question, server: int) -> Said:
+        async def ask(question: Question, server: int) -> Annotation:
             async with limits[server]:
                 return await _answer(self._role, self._asks, models, clients[server], question, _ATTEMPTS)
 
         new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
         turns = itertools.cycle(range(len(clients)))
         answers = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
-        known = self._known if self._asks.repeats else dict[Any, Said]()
+        known = self._known if self._asks.repeats else dict[Any, Annotation]()
         known |= {of: each for of, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)}
-        by_question = {each: Said(problem=each.problem) for each in questions if each.problem}
+        by_question = {each: each.answered(problem=each.problem) for each in questions if each.problem}
         by_question |= {each: known[each.content] for each in questions if each.content in known}
-        return by_question, [each for each in answers if isinstance(each, BaseException)]
+        named = {
+            each: replace(of, trajectory_id=each.trajectory_id, turn=each.turn, model=self._model)
+            for each, of in by_question.items()
+        }
+        return named, [each for each in answers if isinstance(each, BaseException)]

@@ -1,8 +1,7 @@
-"""Show trajectories in the browser, with the cases that an audit found; import and compare data sets.
+"""Show trajectories in the browser, with the cases that an audit found; import data sets.
 
 python -m tasks.audit read demo
 python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
-python -m tasks.audit compare runs/demo/evaluations/000000/held-out/… runs/demo/evaluations/000100/held-out/…
 """
 
 import argparse
@@ -14,14 +13,12 @@ from configs.audit import Audit
 from storage import interrupts, layout
 from storage.commands.program import Command, Output, Program
 from storage.objects.store import Store
-from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
+from storage.version_names import ScoresVersion
 from storage.versions import manifests
 from tasks.audit.database import open_database
 from tasks.audit.importing import command
-from tasks.audit.record import REPORT, read_audit
-from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
-from tasks.evaluate.summary import comparison_rows, table
-from tasks.tables.sets import DataSet, Intake, TargetError, fetch_data_sets, parse_since, select
+from tasks.audit.run import REPORT, read_audit
+from tasks.tables.sets import DataSet, Intake, fetch_data_sets, parse_since, select
 
 
 def _read_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,34 +76,6 @@ def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
     return gone + [f"{case.id}: {case.detail}" for case in (*intake.damaged, *intake.foreign)]
 
 
-def _compared_arguments(parser: argparse.ArgumentParser) -> None:
-    for name in ("before", "after"):
-        parser.add_argument(name, help="a version of trajectories or of an evaluation, or a run with one data set")
-
-
-def _compare(store: Store, arguments: argparse.Namespace) -> Output:
-    """Compare the newest scores of two data sets, paired by problem.
-
-    Raises:
-        ValueError: a target is not one data set with scores, or the problems are not the same.
-    """
-    before, after = (_outcomes(store, each, Path(arguments.cache)) for each in (arguments.before, arguments.after))
-    compared = compare(before, after)
-    title = f"{arguments.after} against {arguments.before}, {compared['problems']:,} problems"
-    return Output(compared, [table(title, comparison_rows(compared))])
-
-
-def _outcomes(store: Store, target: str, cache: Path) -> list[Outcome]:
-    data_sets = select(store, [target])
-    if len(data_sets) != 1 or not data_sets[0].scores:
-        versions = ", ".join(each.version for each in data_sets if each.scores) or "none with scores"
-        raise TargetError(f"{target} is not one data set with scores: name one of its versions, {versions}")
-    (found,) = data_sets
-    version = version_of(found.version)
-    assert isinstance(version, TrajectoriesVersion)
-    return read_outcomes(store, version, ScoresVersion(found.scores[-1]), cache)
-
-
 PROGRAM = Program(
     name="python -m tasks.audit",
     about=(__doc__ or "").splitlines()[0],
@@ -114,7 +83,6 @@ PROGRAM = Program(
     commands={
         "read": Command("browse trajectories, their tokens and groups, and an audit's cases", _read_arguments, _read),
         "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
-        "compare": Command("compare two data sets on the same problems", _compared_arguments, _compare),
     },
     cached=True,
 )

@@ -4,17 +4,13 @@
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from configs.audit import Audit
-from storage.grouping import grouped
-from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, Call
+from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB
 from tasks.tables.db import TrajectoryDb, open_tables
 from tasks.tables.sets import Case, DataSet, Intake, Unit
 
@@ -28,32 +24,14 @@ class AuditDatabase(TrajectoryDb):
         """Count rows as `TrajectoryDb.count`, without those of data sets that lack what the present check needs."""
         return super().count(f"(from {rows}) where not is_left_out(data_set)")
 
-    def flag(
-        self,
-        check: str,
-        unit: Unit,
-        query: str,
-        *parameters: Any,
-        found: pa.Table | Sequence[Mapping[str, Any]] | None = None,
-    ) -> int:
-        """Note the rows of `query` (id, data_set number, detail) as cases; return their number.
-
-        `found` has what Python found, perhaps a million rows: the query may read it as the table `found`.
-        """
-        if found is not None:
-            if not len(found):
-                return 0
-            table = found if isinstance(found, pa.Table) else pa.Table.from_pylist(list(found))
-            self.connection.register("found", table)
+    def flag(self, check: str, unit: Unit, query: str) -> int:
+        """Note the rows of `query` (id, data_set number, detail) as cases; return their number."""
         flagged = self.number(
             f"""insert into cases
             select '{check}', '{unit}', flagged.id, coalesce(d.version, ''), flagged.detail
             from ({query}) as flagged(id, data_set, detail) left join data_sets d using (data_set)
-            where not is_left_out(data_set) order by all""",
-            *parameters,
+            where not is_left_out(data_set) order by all"""
         )
-        if found is not None:
-            self.connection.unregister("found")
         return int(flagged)
 
     def set(self, variable: str, value: float | list[int]) -> None:
@@ -95,72 +73,11 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         yield database
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationTurn:
-    """One turn without its tokens, with the verdicts of the environment and of the score stage."""
-
-    turn: int
-    text: str
-    environment_verdict: str
-    reward: float
-    finish_reason: str
-    feedback: str  # the environment's reply
-    tokens: int
-    verdict: str | None  # of the score stage; None without a score
-    extracted: str | None
-    verdict_reason: str | None
-    scored_reward: float | None
-    parts: dict[str, float] | None  # of the reward
-    follows: int  # the turn that it follows; -1: none
-    graded: bool  # False: it answers nothing
-    given: str  # what the environment got as the answer
-    calls: list[Call]
-
-    @property
-    def earned(self) -> float:
-        """The reward of the score stage, or that of the environment without a score."""
-        return self.reward if self.scored_reward is None else self.scored_reward
-
-    @property
-    def beyond_calls(self) -> str:
-        """The feedback; empty if it is no more than the outputs of the calls."""
-        outputs = [call.output for call in self.calls if call.status in ("answered", "failed")]
-        return "" if outputs and self.feedback == "\n".join(outputs) else self.feedback
+Conversation = dict[str, Any]
+"""A trajectory without its tokens: a row of `conversations` in `views.sql`."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """One trajectory without its tokens."""
-
-    row: int
-    trajectory_id: str
-    data_set: str  # version
-    problem_id: str
-    sample: int
-    status: str
-    reason: str
-    policy_version: int
-    prompt: str
-    solutions: list[str]
-    turns: list[ConversationTurn]
-
-
-def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[StoredConversation]:
+def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Conversation]:
     """Return the trajectories with these row numbers, in this order; unknown row numbers are skipped."""
-
-    def read(query: str) -> list[tuple[Any, ...]]:
-        return database.all(f"{query} where list_contains(?, row) order by all", list(rows))
-
-    found = read("select row, turn, number, id, name, arguments, output, status from calls")
-    calls = grouped(((row, turn), Call(turn, *columns)) for row, turn, _, *columns in found)
-    found = read(
-        """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
-            extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given from turns"""
-    )
-    turns = grouped((row, ConversationTurn(*[k, *columns, calls.get((row, k), [])])) for row, k, *columns in found)
-    found = read(
-        """select row, trajectory_id, version, problem_id, sample, status, reason, policy_version, prompt, solutions
-        from trajectories t join data_sets using (data_set)"""
-    )
-    conversations = {row: StoredConversation(*[row, *columns, turns.get(row, [])]) for row, *columns in found}
-    return [conversations[row] for row in rows if row in conversations]
+    query = "from conversations(?::bigint[]) order by list_position(?::bigint[], row)"
+    return database.records(query, list(rows), list(rows))

@@ -1,33 +1,29 @@
 """Decode stored tokens with the tokenizer of their run."""
 
 import json
+import re
+import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from storage import layout
 from storage.errors import DamagedError
-from storage.grouping import grouped
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
 from storage.versions.checkpoints import manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from tasks.agents.chat import load_tokenizer
-from tasks.audit.checks import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BATCH_ROWS = 512  # Python lists of as many long rows take some hundred MB
+WITHOUT_TEXT = "(without the problem's text)"
 NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
-
-
 _WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
 
 
@@ -41,6 +37,7 @@ class Decoder:
         decoded = tokenizer.decode(ids, skip_special_tokens=True)
         same = backend and backend.decode(ids, skip_special_tokens=True) == decoded
         self._backend = backend if same else None  # not used if transformers changes spaces after decoding
+        self._lock = threading.Lock()  # DuckDB calls from several threads, and encoding is not safe in these
 
     def texts(self, sequences: list[list[int]], *, special: bool = False) -> list[str]:
         """Return the text of each sequence; `special`: with special tokens. Ids outside the vocabulary are skipped."""
@@ -59,7 +56,18 @@ class Decoder:
 
     def round_trip(self, text: str) -> str:
         """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
-        return self.texts([list(self.tokenizer.encode(text, add_special_tokens=False))], special=True)[0]
+        with self._lock:
+            return self.texts([list(self.tokenizer.encode(text, add_special_tokens=False))], special=True)[0]
+
+    def form(self, decoded: str, text: str) -> str:
+        """Replace `text`, which templates may trim and tokenizers may normalise, by a mark in decoded tokens.
+
+        Example: the form of "<user>What is 1 + 1?<end>" with the text "What is 1 + 1?" is "<user>⟨problem⟩<end>".
+        """
+        text = text.strip()
+        if text not in decoded:
+            text = self.round_trip(text)
+        return "⟨problem⟩".join(decoded.rsplit(text, 1)) if text and text in decoded else WITHOUT_TEXT
 
     def shows(self, decoded: str, text: str) -> bool:
         r"""Return whether decoded tokens show `text`, which templates may trim, quote or split between its lines.
@@ -74,6 +82,10 @@ class Decoder:
                 return False
         return True
 
+    def has_alone(self, decoded: str, text: str) -> bool:
+        """Return whether decoded tokens have `text` between marks that templates write."""
+        return stands_alone(self.spellings(text.strip()), decoded)
+
     def spellings(self, line: str) -> Iterator[str]:
         """Yield how decoded tokens may show a line: as it is, in JSON, and as the tokenizer normalises it."""
         yield line
@@ -82,59 +94,23 @@ class Decoder:
             yield known
 
 
-class Decoders:
-    """The decoders of all runs in an audit.
+_MARK = r"""(?:^|$|[\n<>\[\]|"])"""
+"""Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""
 
-    Raises:
-        SkippedError: no checkpoint of any run is left.
+
+def stands_alone(spellings: Iterable[str], text: str) -> bool:
+    r"""Return whether a text has one of the spellings between marks that templates write.
+
+    >>> stands_alone(["19"], "so <tool> 19\n"), stands_alone(["19"], "so 19")
+    (True, False)
     """
-
-    def __init__(self, evidence: AuditEvidence) -> None:
-        rows = evidence.database.all("select data_set, run, policy from data_sets order by evaluation, iteration")
-        policies = grouped((run, policy) for _, run, policy in rows)
-        decoders = {run: find_decoder(evidence.store, run, names, evidence.cache)[0] for run, names in policies.items()}
-        self.missing = [run for run, decoder in decoders.items() if decoder is None]
-        """Runs without a decoder."""
-        if not any(decoders.values()):
-            runs = ", ".join(decoders) or "any run"
-            raise SkippedError(f"no tokenizer: no checkpoint of {runs} is left in the store")
-        self.runs = {run: decoder for run, decoder in decoders.items() if decoder}
-        self._run_of = {number: run for number, run, _ in rows if run in self.runs}
-
-    def decode(self, evidence: AuditEvidence, query: str, *, special: bool = False) -> Iterator["Decoded"]:
-        """Yield the rows of `query` with the texts of their `ids`, batch by batch.
-
-        Args:
-            evidence: its database runs the query. Run no other query on it until the iterator ends.
-            query: SQL with the columns `data_set` and `ids`, a list of integers.
-            special: decode special tokens, too.
-        """
-        reader = evidence.database.connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-        for batch in (read.slice(at, _BATCH_ROWS) for read in reader for at in range(0, read.num_rows, _BATCH_ROWS)):
-            numbers = batch.column("data_set").to_numpy(zero_copy_only=False)
-            runs = np.array([self._run_of.get(number, "") for number in numbers.tolist()])
-            for run in sorted(set(runs.tolist()) - {""}):
-                of_run = batch.filter(pa.array(runs == run))
-                yield Decoded(run, of_run, self.runs[run].texts(lists(of_run.column("ids")), special=special))
-
-    @property
-    def remark(self) -> str:
-        """A note for the finding about runs that could not be decoded; empty if all runs could."""
-        missing = ", ".join(self.missing)
-        return f"; runs without a checkpoint in the store were left out: {missing}" if missing else ""
+    either = "|".join(re.escape(_with_short_blanks(each)) for each in spellings)
+    return re.search(rf"{_MARK}\s?(?:{either})\s?{_MARK}", _with_short_blanks(text)) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Rows of one run with the text of each."""
-
-    run: str
-    rows: pa.RecordBatch  # N
-    texts: list[str]  # N
-
-    def columns(self, *names: str) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield the columns `names` of each row, and its text."""
-        return zip(self.rows.select(list(names)).to_pylist(), self.texts, strict=True)
+def _with_short_blanks(text: str) -> str:
+    """Write one blank or line break for several: patterns with runs of blanks would take quadratic time."""
+    return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
 def lists(column: Any) -> list[list[int]]:

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 
 from tasks.tables.sets import Case, Unit
 
-Verdict = Literal["pass", "warn", "fail", "skipped"]
-VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
-"""Worst first."""
+Level = Literal["pass", "warn", "fail", "skipped"]
+LEVELS: tuple[Level, ...] = ("fail", "warn", "pass", "skipped")
+"""The verdicts of checks and of an audit, worst first; those of scorers are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CheckResult:
 
     name: str  # as in `audit.checks`, and for people, too
     about: str  # what the check measures, in a sentence
-    verdict: Verdict
+    verdict: Level
     severity: str  # the verdict if the value is above the threshold
     value: float | None  # compared with the threshold; None if the check was skipped
     threshold: float
@@ -86,20 +86,20 @@ class AuditResult:
     """The whole result of one audit; its JSON is the file `audit.json` of the audit's version."""
 
     store: str  # root
-    verdict: Verdict  # the worst of the checks
+    verdict: Level  # the worst of the checks
     checks: list[CheckResult]
     sets: list[SetNumbers]
     histograms: list[Histogram]
     seconds: dict[str, float]  # by check and step
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: list[Level]) -> Level:
     """Return the worst verdict; `skipped` if all checks were skipped.
 
     >>> worst(["pass", "skipped", "warn"])
     'warn'
     """
-    return min(verdicts, key=VERDICTS.index, default="skipped")
+    return min(verdicts, key=LEVELS.index, default="skipped")
 
 
 def from_dict(values: dict[str, Any]) -> AuditResult:

@@ -10,6 +10,9 @@ create macro turn_name(turn) as 'turn ' || (turn + 1);
 create macro call_name(turn, number, name) as
     turn_name(turn) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40));
 
+-- The number of the cases of a check that point at things of one kind.
+create macro cases_of(name, kind) as (select count(*) from cases where check_name = name and unit = kind);
+
 -- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
 -- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its
 -- branch, past calls of tools, to the graded turn before it.
@@ -153,6 +156,16 @@ create temp view prompts_given as
     where conversations < 2 and len(ids) > 0 and coalesce(action_mask[until + 1], true)
         and not coalesce(list_bool_or(action_mask[begin + 1 : until]), false);
 
+-- Each distinct prompt of a problem in a run: number, run, data_set (the first), problem_id, prompt, solutions (the
+-- problem's), digest, ids (token ids before the first turn), episodes (with this prompt).
+create temp view distinct_prompts as
+    select row_number() over (order by data_set, problem_id, prompt, digest) as number, * from (
+        select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
+            count(*) as episodes
+        from prompts_given p join (select data_set, run from data_sets) using (data_set)
+        group by run, problem_id, prompt, solutions, digest
+    );
+
 -- A sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others, if
 -- their masks have the right length.
 create temp view compared as
@@ -249,3 +262,62 @@ create temp view set_numbers as
     left join revision_numbers using (data_set) left join group_numbers using (data_set)
     left join token_numbers using (data_set) left join success_numbers using (data_set)
     left join reward_numbers using (data_set) left join call_numbers using (data_set);
+
+-- The trajectories with these row numbers, without tokens: row, trajectory_id, data_set (version), problem_id, sample,
+-- status, reason, policy_version, prompt, solutions, turns. A turn has its number, text, given (what the environment got
+-- as the answer), tokens (number), finish_reason, follows (the turn that it follows; -1: none), graded (false: it answers
+-- nothing), earned (the reward of the score stage, or that of the environment without a score), parts (of the reward),
+-- calls (name, arguments, output, status), feedback (of the environment), beyond_calls (the feedback; empty if it is no
+-- more than the outputs of the calls); environment_verdict and reward of the environment; verdict, extracted and
+-- verdict_reason of the score stage, null without a score.
+create temp macro conversations(chosen) as table
+    with called as (
+        select row, turn, list(struct_pack(name, arguments, output, status) order by number) as calls,
+            string_agg(output, chr(10) order by number) filter (status in ('answered', 'failed')) as outputs
+        from calls where list_contains(chosen, row) group by row, turn
+    ), spoken as (
+        select row, list(struct_pack(
+            turn, text, given, tokens := "end" - "start", finish_reason, follows, graded := answer is not null,
+            earned := coalesce(scored_reward, reward), parts, calls := coalesce(c.calls, []), feedback,
+            beyond_calls := if(feedback = outputs, '', feedback), environment_verdict, reward, verdict, extracted,
+            verdict_reason
+        ) order by turn) as turns
+        from turns left join called c using (row, turn) where list_contains(chosen, row) group by row
+    )
+    select row, trajectory_id, version as data_set, problem_id, sample, status, reason, policy_version, prompt,
+        solutions, coalesce(turns, []) as turns
+    from (
+        select row, trajectory_id, data_set, problem_id, sample, status, reason, policy_version, prompt, solutions
+        from trajectories where list_contains(chosen, row)
+    ) join (select data_set, version from data_sets) using (data_set) left join spoken using (row);
+
+-- The values of each histogram of the report: title, unit, v.
+create temp view histogram_values as
+    select 1 as number, 'Length of a turn' as title, 'tokens' as unit, ("end" - "start")::double as v
+    from turns where "end" > "start"
+    union all
+    select 2, 'Success of a group, first turn', 'share of its episodes', avg(success)
+    from first_turns where success is not null group by data_set, problem_id
+    union all
+    select 3, 'Reward of a turn', 'reward, if not all are 0 or 1', coalesce(scored_reward, reward)
+    from turns where answer is not null and exists (
+        select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1))
+    union all
+    select 4, 'Staleness of an episode''s oldest token', 'versions', behind from staleness;
+
+-- Each data set with the policy and the sampling of most of its trajectories, in the order of iterations: data_set,
+-- version, policy, policy_version, sampling (JSON), temperature, whole (whether every token could be sampled: neither
+-- `top_p`, `top_k` nor a JSON schema left one out).
+create temp view played_sets as
+    select data_set, version, policy, policy_version, sampling,
+        -- Engines return logprobs of temperature 1 after greedy sampling.
+        coalesce(nullif(try_cast(known ->> '$.temperature' as double), 0), 1) as temperature,
+        coalesce(try_cast(known ->> '$.top_p' as double), 1) = 1
+            and coalesce(try_cast(known ->> '$.top_k' as double), 0) <= 0
+            and coalesce(known ->> '$.json_schema', '0') = '0' and json_valid(sampling) as whole
+    from (
+        select *, if(json_valid(sampling), sampling, '{}')::json as known from (
+            select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
+        ) qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
+    ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
+    order by run, evaluation, iteration, data_set;

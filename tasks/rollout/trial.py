@@ -22,7 +22,7 @@ from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import run_loop
 from tasks.rollout.workers import open_player
 from tasks.score.scorers import Scorers
-from tasks.score.scoring import scores_of
+from tasks.score.scoring import scored
 from tasks.score.verifier import Verifier
 
 Rows = list[dict[str, Any]]
@@ -124,7 +124,7 @@ def try_out(
         findings += episode(problem, place)[-1]
     if rows[-1].status in ("failed", "rejected") or config.score.of(problem.source) in BY_MODEL:
         return findings
-    scores = list(scores_of(stored, Scorers(config.score, verifier)))
+    scores = [score for _, score in scored(stored, Scorers(config.score, verifier))]
     for score in scores:
         tell(f"scorer, turn {score.turn}: {score.verdict}, reward {score.reward:g} {score.reason}")
     failed = [f"{score.verdict}, {score.reason}" for score in scores if score.verdict in ("error", "timeout")]

@@ -1,7 +1,7 @@
 """The score stage: scorers give verdicts on stored turns, and the verdicts become scores.
 
 `scoring` reads trajectories and writes scores. `scorers` chooses who gives them: math-verify, the environment, a user's
-function, or `code`, all with the `interface` of scorers. `verifier` distributes answers to worker processes, `worker`
+function, or `code`, all with the interface in `verdict`. `verifier` distributes answers to worker processes, `worker`
 limits them and calls users' functions there. `contract` grades there, with `library`, in which math-verify compares
 expressions.
 

@@ -28,8 +28,18 @@ from tasks.problems.sources import UseOfSolutions
 from tasks.registry import Registry, fingerprint
 from tasks.score.by_model import JudgeScorer, RewardModelScorer
 from tasks.score.code import CodeScorer, sandboxed
-from tasks.score.interface import COLUMNS, Annotations, RunProgram, Scorer, ScorerContext
-from tasks.score.verdict import LIMIT_MET, Answer, Verdict, checked, storable
+from tasks.score.verdict import (
+    COLUMNS,
+    LIMIT_MET,
+    Annotations,
+    Answer,
+    RunProgram,
+    Scorer,
+    ScorerContext,
+    Verdict,
+    checked,
+    storable,
+)
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 

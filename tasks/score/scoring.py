@@ -140,7 +140,7 @@ def score_rows(
     """
     grades = Grades()
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for source, score in _scored(rows, scorers):
+        for source, score in scored(rows, scorers):
             grades.add(score, source, last=scorers.pays_last(source))
             writer.write(score)
     return grades
@@ -185,13 +185,8 @@ def batches(rows: Iterable[dict[str, Any]], *, by_group: bool, size: int = _BATC
         yield [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
 
 
-def scores_of(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
-    """Grade all turns of trajectory `rows`."""
-    return (score for _, score in _scored(rows, scorers))
-
-
-def _scored(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[str, Score]]:
-    """Yield the score of each turn, after the source of its problem."""
+def scored(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[str, Score]]:
+    """Grade all turns of trajectory `rows`; yield the score of each after the source of its problem."""
     for turns in batches(rows, by_group=scorers.by_group):
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:

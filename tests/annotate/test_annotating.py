@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ from configs.models import Role
 from storage import layout
 from storage.errors import StorageError
 from storage.records import ANNOTATION_SCHEMA, Annotation, to_trajectory
-from storage.versions import datasets, manifests
+from storage.versions import datasets
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.annotate import annotating
-from tasks.annotate.annotating import Annotator, Question, Said, TeacherAsker
+from tasks.annotate.annotating import Annotator, Question, TeacherAsker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client
@@ -60,6 +59,10 @@ def turns(run: TrainingRun) -> int:
     return sum(len(row.turns) for row in rows)
 
 
+def scoring(run: TrainingRun, verifier: Verifier) -> LocalWorker:
+    return LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
+
+
 def good(question: str) -> tuple[int, str]:
     return 200, f"{question}\nScore: {len(question) % 11}"
 
@@ -82,12 +85,11 @@ def test_answers_are_stored_and_scores_are_made_of_them(
     rows = [Annotation(**row) for row in datasets.rows(run.store, version, run.folder / "cache")]
     assert {row.model for row in rows} == {"name:script"}
     assert all(row.answer == good(row.prompt)[1] for row in rows)
-    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
     scale = config.score.model_copy(update={"args": {"judge": {**config.score.args["judge"], "scale": [0, 20]}}})
     for settings in (config, config.model_copy(update={"score": scale})):
         assert Annotator(settings, "judge").version(TRAJECTORIES) == version
         with Draft(run.store, f"{layout.scores('smoke', 0, 'aa')}", "scores") as draft:
-            grades = workers.score(TRAJECTORIES, draft, settings, {"judge": version})
+            grades = scoring(run, verifier).score(TRAJECTORIES, draft, settings, {"judge": version})
         assert grades.verdicts.total() == turns(run)
         assert not grades.verdicts["error"]
 
@@ -125,40 +127,22 @@ def test_a_service_that_is_busy_is_asked_later(run: TrainingRun) -> None:
     assert len(judge.asked) == metrics["distinct"] + 3
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        (lambda _: (400, "too long"), "answered 400"),
-        (lambda _: (200, "It says Score: 10, so …"), "it was cut (length)"),
-    ],
-)
-def test_what_is_refused_or_cut_costs_its_turn(
-    run: TrainingRun, script: Callable[[str], tuple[int, str]], said: str
-) -> None:
-    """One question that a service does not take, or a judge who does not come to the end, stops nothing."""
-    with scripted_judge(script) as judge, drafted(run) as draft:
-        metrics = annotate(run, judged(run, judge), draft)
-        rows = [Annotation(**row) for row in datasets.drafted(draft)]
-    assert metrics["problems"] == len(rows) == turns(run)
-    assert all(said in row.problem for row in rows)
+UNREADABLE: list[str | bytes] = [
+    b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}',
+    *(b'{"choices": [{"message": {"con', b'{"choices": [{"message": {}}]}', b'{"choices": NaN}', b"<html>busy</html>"),
+]
+FAILURES: list[tuple[int, str | bytes, str]] = [
+    (400, "too long", "answered 400"),
+    (200, "It says Score: 10, so …", "it was cut (length)"),
+    *((200, body, "gave an answer that cannot be read") for body in UNREADABLE),
+]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}',
-        *(
-            b'{"choices": [{"message": {"con',
-            b'{"choices": [{"message": {}}]}',
-            b'{"choices": NaN}',
-            b"<html>busy</html>",
-        ),
-    ],
-)
-def test_an_answer_that_cannot_be_read_costs_its_turn(run: TrainingRun, body: bytes) -> None:
-    """Half an emoji, cut JSON or a page of HTML ends no stage; the question is not asked, and paid, again."""
+@pytest.mark.parametrize(("status", "body", "said"), FAILURES)
+def test_an_answer_that_is_none_costs_its_turn(run: TrainingRun, status: int, body: str | bytes, said: str) -> None:
+    """A refusal, an answer that was cut, half an emoji or a page of HTML ends no stage, and is not paid for again."""
     with (
-        scripted_judge(lambda question: (200, body) if len(judge.asked) <= 2 else good(question)) as judge,
+        scripted_judge(lambda question: (status, body) if len(judge.asked) <= 2 else good(question)) as judge,
         drafted(run) as draft,
     ):
         metrics = annotate(run, judged(run, judge, "score.args.judge.temperature=1"), draft)
@@ -166,7 +150,7 @@ def test_an_answer_that_cannot_be_read_costs_its_turn(run: TrainingRun, body: by
     assert len(judge.asked) == metrics["distinct"] == len(rows) == turns(run)
     failed = [row for row in rows if row.problem]
     assert len(failed) == metrics["problems"] == 2
-    assert all("gave an answer that cannot be read" in row.problem for row in failed)
+    assert all(said in row.problem for row in failed)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +165,12 @@ def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
     """A connection that ends within an answer is tried again, but the last attempt costs the question, no stage."""
 
     class OfChat:
-        async def ask(self, client: Client, _: Question) -> Said:
-            return Said(answer=(await client.chat("script", [], {}))[0])
+        async def ask(self, client: Client, question: Question) -> Annotation:
+            return question.answered(answer=(await client.chat("script", [], {}))[0])
 
     class OfReward:
-        async def ask(self, client: Client, _: Question) -> Said:
-            return Said(value=await client.pooled([1]))
+        async def ask(self, client: Client, question: Question) -> Annotation:
+            return question.answered(value=await client.pooled([1]))
 
     models: Any = None  # which is not asked to start a server again
     asks: Any = {"judge": OfChat, "reward": OfReward, "teacher": TeacherAsker}[role]()
@@ -196,7 +180,7 @@ def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
         writer.write(sent)
         writer.close()
 
-    async def ask() -> Said:
+    async def ask() -> Annotation:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, 5, 64) as client:
             return await annotating._answer(role, asks, models, client, Question("t", -1, ((1, 2),)), 1)
@@ -222,9 +206,8 @@ def test_the_key_is_in_nothing_that_is_stored_or_told(
         with Draft(run.store, version, "annotations") as draft:
             metrics = annotate(run, config, draft)
             draft.commit(Provenance(config={}), [TRAJECTORIES], metrics)
-    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
     with Draft(run.store, layout.scores("smoke", 0, "af"), "scores") as draft:
-        grades = workers.score(TRAJECTORIES, draft, config, {"judge": version})
+        grades = scoring(run, verifier).score(TRAJECTORIES, draft, config, {"judge": version})
         scores = [*datasets.drafted(draft)]
     told += [repr(metrics), grades.example, repr(scores), repr([*datasets.rows(run.store, version, run.folder / "c")])]
     assert all("⟨JUDGE_API_KEY⟩" in text and key not in text for text in told)
@@ -243,8 +226,8 @@ def test_what_a_teacher_did_not_tell_is_left_out_of_training(run: TrainingRun) -
     with Draft(run.store, version, "annotations") as draft:
         with ShardWriter(draft, ANNOTATION_SCHEMA, 9) as writer:
             for number, row in enumerate(rows):
-                said = Said(problem="cut") if number < 2 else Said(logprobs=[-1.0] * len(row.token_ids))
-                writer.write(said.about(Question(row.trajectory_id, -1, None), "name:x"))
+                said: dict[str, Any] = {"problem": "cut"} if number < 2 else {"logprobs": [-1.0] * len(row.token_ids)}
+                writer.write(Annotation(row.trajectory_id, -1, "name:x", **said))
         draft.commit(Provenance(config={}), [TRAJECTORIES], {})
     part = Part(TRAJECTORIES, layout.scores("smoke", 0, "aa"), teacher=version)
     order = UpdateOrder(run.policy(1), run.policy(0), [part])
@@ -270,9 +253,8 @@ def test_a_judge_that_answers_rubbish_stops_the_stage(run: TrainingRun, verifier
         with Draft(run.store, version, "annotations") as draft:
             annotate(run, config, draft)
             draft.commit(Provenance(config={}), [TRAJECTORIES], {})
-    workers = LocalWorker(None, verifier, lambda _: pytest.fail("nothing is played"), run.folder / "cache")
     with Draft(run.store, layout.scores("smoke", 0, "ae"), "scores") as draft:
-        grades = workers.score(TRAJECTORIES, draft, config, {"judge": version})
+        grades = scoring(run, verifier).score(TRAJECTORIES, draft, config, {"judge": version})
     assert set(grades.verdicts) == {"error"}
     with pytest.raises(ValueError, match=r"max_failure_share.*the judge gave no number from 0 to 10: 'As a language"):
         metrics_of(grades, config.score, 1.0)
@@ -300,13 +282,8 @@ def test_a_prompt_that_lacks_something_costs_its_turn(run: TrainingRun) -> None:
 
 
 def test_annotations_are_versions_like_others(run: TrainingRun) -> None:
-    """Their names are known, they belong to their evaluation, and a model that is not there is an error of its knob."""
+    """They belong to their evaluation, and a model that is not there is an error of its knob."""
     evaluation = layout.evaluation(layout.checkpoint("smoke", 3), "held-out", "greedy-0123456789ab")
-    version = layout.annotations(evaluation, "0123456789ab")
-    assert version.evaluation == evaluation
-    assert layout.evaluated_policy(version) == layout.checkpoint("smoke", 3)
-    assert layout.manifest_of(layout.manifest(version)) == version
-    assert not manifests.committed(run.store, version)
-    config = run.config("score.type=judge", f"models.judge.path={run.folder}/nowhere")
+    assert layout.evaluated_policy(layout.annotations(evaluation, "0123456789ab")) == layout.checkpoint("smoke", 3)
     with pytest.raises((ValueError, StorageError), match=r"models\.judge\.path=.*nowhere"):
-        identities(config)
+        identities(run.config("score.type=judge", f"models.judge.path={run.folder}/nowhere"))

@@ -21,11 +21,10 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.audit.checks import all_checks
-from tasks.audit.record import commit_audit, read_audit
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.results import CheckResult, from_dict
-from tasks.audit.run import Audited, audit
+from tasks.audit.run import Audited, audit, commit_audit, read_audit
 from tasks.score.verifier import Verifier
 from tasks.tables.db import open_trajectory_db
 from tasks.tables.sets import parse_since, select

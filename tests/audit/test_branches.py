@@ -60,7 +60,7 @@ def test_their_tables_and_numbers(audited: Audited, play: Play) -> None:
         (numbers,) = set_numbers(database, {})
         assert (numbers.branched, numbers.with_calls, numbers.fixed) == (1.0, None, 0.0)
         (conversation,) = read_conversations(database, [0])
-        assert [turn.graded for turn in conversation.turns] == [turn not in row.ungraded for turn in range(5)]
+        assert [turn["graded"] for turn in conversation["turns"]] == [turn not in row.ungraded for turn in range(5)]
 
 
 def test_right_then_wrong_is_a_matter_of_one_conversation(audited: Audited, play: Play) -> None:

@@ -1,4 +1,4 @@
-"""Report, reader and live page in a real browser: they open, sort, filter, page, and show hostile text as text.
+"""Report and reader in a real browser: they open, sort, filter, page, and show hostile text as text.
 
 Screenshots are kept in var/screenshots for a look.
 """
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +21,10 @@ from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Call
 from storage.versions.drafts import Provenance
-from tasks.audit.record import REPORT, commit_audit, read_audit
-from tasks.audit.run import audit
+from tasks.audit.run import REPORT, audit, commit_audit, read_audit
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import select
 from tests.conftest import commit_policy
-from tests.support.metrics_run import commit_iteration, commit_run
 from tests.support.paths import ROOT
 from tests.support.reader_helpers import EVIL, HOSTILE, PLAIN, STRANGE, commit, strange, sums
 
@@ -72,10 +69,12 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@contextmanager
-def served(*command: str) -> Iterator[str]:
-    """The address, with its key, of an app that is started as users start it."""
-    job = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def reader(audited: tuple[Store, str]) -> Iterator[str]:
+    """The address, with its key, of the reader, started as users start it."""
+    store, version = audited
+    command = ["-m", "tasks.audit", "--root", store.root, "read", version, "--port", "0"]
+    job = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert job.stdout
     found = re.search(r"http://127\.0\.0\.1:\d+/\?key=\S+", line := job.stdout.readline())
     assert found, line
@@ -84,21 +83,14 @@ def served(*command: str) -> Iterator[str]:
     assert job.wait(PATIENCE_S) == 143
 
 
-@pytest.fixture(scope="module")
-def reader(audited: tuple[Store, str]) -> Iterator[str]:
-    store, version = audited
-    with served("tasks.audit", "--root", store.root, "read", version, "--port", "0") as address:
-        yield address
-
-
 class Watch:
     """A page that records its requests, console messages, errors and dialogs."""
 
     def __init__(self, browser: Browser, size: tuple[int, int]) -> None:
         look: Literal["light", "dark"] = "dark" if size == NARROW else "light"
-        self.context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=look)
-        self.context.set_default_timeout(1000 * PATIENCE_S)
-        self.page: Page = self.context.new_page()
+        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=look)
+        context.set_default_timeout(1000 * PATIENCE_S)
+        self.page: Page = context.new_page()
         self.requests: list[str] = []
         self.messages: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -188,23 +180,3 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> No
     page.goto(f"{reader.partition('?')[0]}?check=hidden_characters")
     expect(page.get_by_role("status")).to_contain_text("1 of 67 trajectories")
     watch.harmless("reader-cases")
-
-
-@pytest.mark.long
-def test_the_live_page_refreshes_itself(browser: Browser, tmp_path: Path) -> None:
-    """It fits into narrow and wide windows, light and dark, and shows an iteration that is committed meanwhile."""
-    store = Store(f"{tmp_path}")
-    commit_run(store, 2)
-    with served("flows.watch", f"{tmp_path}/runs/r", "--per-hour", "2.5", "--port", "0") as address:
-        for number, size in ((2, NARROW), (3, WIDE)):
-            watch = Watch(browser, size)
-            watch.page.goto(address)
-            expect(watch.page.locator("h1")).to_have_text(f"r: {number} of 4 iterations")
-            for picture in watch.page.locator("picture img").all():
-                expect(picture).to_have_js_property("complete", True)
-                assert picture.evaluate("image => image.naturalWidth") > 0
-            assert ("dark=1" in " ".join(watch.requests)) == (size == NARROW)
-            watch.harmless(f"watch-{size[0]}")
-            commit_iteration(store, number)
-            expect(watch.page.locator("h1")).to_have_text(f"r: {number + 1} of 4 iterations")
-            watch.context.close()

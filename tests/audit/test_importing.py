@@ -1,9 +1,8 @@
-"""Dumps of other programs become data sets that audits, scorers and comparisons take; what they lack is not checked."""
+"""Dumps of other programs become data sets that audits and scorers take; what they lack is not checked."""
 
 import argparse
 import contextlib
 import json
-import time
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
@@ -27,8 +26,6 @@ from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, to_table
 from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
-from tasks.agents.template import Template
-from tasks.audit.__main__ import _compare
 from tasks.audit.importing import command
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, read_row, to_trajectory
 from tasks.audit.results import CheckResult
@@ -47,24 +44,16 @@ ANSWER = {"role": "assistant", "content": "It is 7.\n"}
 CALL: dict[str, Any] = {"id": "a", "function": {"name": "add", "arguments": '{"x": 1}'}}
 VERL: dict[str, Any] = {"gts": "7", "score": 1.0, "step": 2, "acc": True, "pred": "7"}
 VERL |= {"input": "system\nAdd.\nuser\nWhat is 3 + 4?\nassistant\n", "output": "#### 7"}
-TRL: dict[str, Any] = {
-    "step": 5,
-    "prompt": "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n",
-    "completion": "7",
-}
-TRL |= {"right": 1.0, "format": 0.5, "judge": float("nan"), "advantage": 0.7, "length": 3}
-SAID: list[dict[str, Any]] = [
-    {"role": "assistant", "content": "", "tool_calls": [json.dumps({"id": "a", "name": "add", "arguments": "{}"})]}
-]
+PROMPT = "<|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n"
+TRL: dict[str, Any] = {"step": 5, "prompt": PROMPT, "completion": "7", "right": 1.0, "format": 0.5, "length": 3}
+TRL |= {"judge": float("nan"), "advantage": 0.7}
+ADDS = json.dumps({"id": "a", "name": "add", "arguments": "{}"})
+SAID: list[dict[str, Any]] = [{"role": "assistant", "content": "", "tool_calls": [ADDS]}]
 SAID += [{"role": "tool", "tool_call_id": "a", "content": "7"}, {"role": "assistant", "content": "It is 7."}]
 TOKENS: dict[str, Any] = {"prompt_ids": [5, 6], "completion_ids": [7], "completion_logprobs": [-0.5]}
 LONGER: dict[str, Any] = {"prompt_ids": [5, 6, 7, 8], "completion_ids": [9], "completion_logprobs": [-0.1]}
-VERIFIERS: dict[str, Any] = {
-    "example_id": 3,
-    "prompt": [{"role": "user", "content": "3 + 4?"}],
-    "completion": SAID,
-    "answer": "7",
-}
+VERIFIERS: dict[str, Any] = {"example_id": 3, "prompt": [{"role": "user", "content": "3 + 4?"}], "completion": SAID}
+VERIFIERS |= {"answer": "7"}
 VERIFIERS |= {"reward": 1.0, "metrics": {"right": 1.0}, "is_truncated": False, "error": None, "tool_defs": None}
 VERIFIERS |= {"trajectory": [{"tokens": TOKENS}, {"tokens": LONGER}]}
 TUNING: dict[str, Any] = {"messages": [{"role": "developer", "content": "Add."}, {"role": "user", "content": "3 + 4?"}]}
@@ -113,6 +102,8 @@ def test_each_format_is_read_as_its_program_means_it() -> None:
     assert read["verifiers"].messages[3].logprobs == [-0.1]
     tuned = read["openai-finetune"]
     assert ([each.role for each in tuned.prompt], tuned.places) == (["system", "user", "assistant", "user"], [4, 6])
+    row = {"messages": [*ASKED, ANSWER], "metadata": {MESSAGES: 5, "level": 2}}  # which problems call their messages
+    assert json.loads(problem_of(read_row(row, "messages", "")).metadata) == {"level": 2}
     (call,) = tuned.messages[4].tool_calls
     assert (call["function"]["arguments"], tuned.reward, tuned.status) == ('{"x": 1}', None, None)
 
@@ -130,10 +121,10 @@ def test_a_wrong_value_makes_a_bad_row_at_most(form: str, value: object, data: s
     """Whatever a program writes into a column, or into a message, ends neither the import nor in the store unread."""
     row = json.loads(json.dumps(ROWS[form]))
     messages = [part for part in row.values() if isinstance(part, list)]
-    place = data.draw(st.sampled_from([row, *(each for part in messages for each in part if isinstance(each, dict))]))
-    place[
-        data.draw(st.sampled_from([*sorted(place), "tools", "tool_calls", "function_call", "metadata", "\ud800"]))
-    ] = value
+    places = [row, *(each for part in messages for each in part if isinstance(each, dict))]
+    place = data.draw(st.sampled_from(places))
+    names = [*sorted(place), "tools", "tool_calls", "function_call", "metadata", "\ud800"]
+    place[data.draw(st.sampled_from(names))] = value
     try:
         rollout = read_row(row, form, "")
         problem = problem_of(rollout)
@@ -201,12 +192,6 @@ def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path,
         assert str(chat.tokenizer.decode(said)).endswith(text)
 
 
-def test_a_problem_has_only_the_messages_that_were_asked() -> None:
-    """Metadata of a row may call something by the name under which a problem keeps its messages."""
-    row = {"messages": [*ASKED, ANSWER], "metadata": {MESSAGES: 5, "level": 2}}
-    assert json.loads(problem_of(read_row(row, "messages", "")).metadata) == {"level": 2}
-
-
 QUESTION = "system\nAdd.\nuser\nWhat is {} + 4?\nassistant\n"
 
 
@@ -220,7 +205,7 @@ def verl(*numbers: int, step: int = 1, wrong: Sequence[int] = ()) -> list[dict[s
     ]
 
 
-def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+def test_a_dump_is_audited_and_scored(store: Store, verifier: Verifier, tmp_path: Path) -> None:
     """A training dump and a validation dump under one name: contamination shows, and checks of tokens are skipped.
 
     The same files again make nothing new; other rows for the same step are refused, and so is another format.
@@ -248,10 +233,6 @@ def test_a_dump_is_audited_scored_and_compared(store: Store, verifier: Verifier,
         imported(store, write(tmp_path / "more.jsonl", verl(9)), "--format=verl", "--name=mine")
     with pytest.raises(ValueError, match="the run mine exists and holds something else"):
         imported(store, write(tmp_path / "other.jsonl", [TUNING]), "--format=messages", "--name=mine")
-    given = argparse.Namespace(cache=store.path("cache"), before=layout.trajectories("mine", 1))
-    given.after = layout.trajectories("mine", 2)
-    compared = _compare(store, given).data["first_turn"]
-    assert (compared["before"], compared["after"]) == (pytest.approx(2 / 3), 1.0)
 
 
 def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -312,9 +293,7 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
 
 ADD: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALLS: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "b"}]}
-OLD: list[dict[str, Any]] = [
-    {"role": "assistant", "content": None, "function_call": CALL["function"], "tool_calls": None}
-]
+OLD: list[dict[str, Any]] = [{"role": "assistant", "function_call": CALL["function"], "tool_calls": None}]
 OLD += [{"role": "function", "name": "add", "content": "seven"}]
 OUTPUTS = [{"role": "tool", "tool_call_id": number, "content": "seven"} for number in ("b", "a")]
 LOG: dict[str, Any] = {"messages": [*ASKED, CALLS, *OUTPUTS, ANSWER], "tools": [ADD], "reward": 1}
@@ -381,18 +360,15 @@ def test_thoughts_are_no_differing_texts(store: Store, verifier: Verifier, tmp_p
 def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:
     """Each struct of a column has the members of all others. Nulls in arguments that are JSON stay."""
     arguments: list[Any] = [{"x": 1, "at": {"y": 2}}, {"z": [{"a": 1}, {"b": 2}]}, '{"n": null}']
+    other = {"type": "function", "function": {"name": "b", "extra": "c"}}
     chat, learnt = chat_of("qwen3"), list[Any]()
     for number, made in enumerate([arguments[:2], arguments[2:], [None]]):
         said = [{"id": "", "function": {"name": "add", "arguments": each}} for each in made]
-        path = tmp_path / f"{number}.parquet"
         rows = [{"messages": [*ASKED, {"role": "assistant", "tool_calls": said}], "tools": [ADD], "reward": True}]
-        rows += [
-            {"messages": [*ASKED, ANSWER], "tools": [{"type": "function", "function": {"name": "b", "extra": "c"}}]}
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), path)
+        rows += [{"messages": [*ASKED, ANSWER], "tools": [other]}]
+        pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / f"{number}.parquet")
         (rollout, _), bad = command.read([str(path)], "messages", chat)
-        assert not bad
-        assert rollout.tools == [ADD]
+        assert (bad, rollout.tools) == ([], [ADD])
         text = str(chat.tokenizer.decode(rollout.turns[0].token_ids or []))
         learnt += [json.loads(part.partition("</tool_call>")[0])["arguments"] for part in text.split("<tool_call>")[1:]]
     assert learnt == [*arguments[:2], {"n": None}, {}]
@@ -416,16 +392,12 @@ def test_rows_without_tokens_are_counted_and_named(store: Store, tmp_path: Path)
 @pytest.mark.parametrize(("given", "reward"), [({"label": False}, 0.0), ({"thumb": True}, 1.0), ({"score": 3.5}, 3.5)])
 def test_thumbs_without_a_pair_are_rewards(given: dict[str, Any], reward: float) -> None:
     """A conversation with an opinion and no partner; prompt and completion may be texts, or messages."""
-    said = (
-        {"prompt": ASKED, "completion": [ANSWER]},
-        {"prompt": "3 + 4?", "completion": "7"},
-        {"messages": [*ASKED, ANSWER]},
-    )
-    for row in said:
+    lists, texts = {"prompt": ASKED, "completion": [ANSWER]}, {"prompt": "3 + 4?", "completion": "7"}
+    for row in (lists, texts, {"messages": [*ASKED, ANSWER]}):
         rollout = read_row(row | given, "messages", "")
-        assert (rollout.reward, len(rollout.turns)) == (reward, 1)
-        score = to_trajectory(rollout, Counter(), "r", "p", "messages").turns[-1]
-        assert (score.reward, score.verdict) == (reward, {0.0: "wrong", 1.0: "correct"}.get(reward, ""))
+        turn = to_trajectory(rollout, Counter(), "r", "p", "messages").turns[-1]
+        verdict = {0.0: "wrong", 1.0: "correct"}.get(reward, "")
+        assert (rollout.reward, len(rollout.turns), turn.reward, turn.verdict) == (reward, 1, reward, verdict)
 
 
 def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> None:
@@ -458,24 +430,23 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
     def sizes(*files: str, form: str = "messages") -> dict[int, list[int]]:
         """Return the sizes of the groups of each step."""
         rollouts, _ = command.read(files, form, None)
-        said[:] = command._keep_apart(rollouts)
+        command._keep_apart(rollouts)
         groups = Counter((each.step, problem_of(each).problem_id) for each in rollouts)
         return {step: [size for (other, _), size in groups.items() if other == step] for step, _ in groups}
 
-    said, four = list[str](), [4, 4]
+    four = [4, 4]
     steps = [written((1, 2), f"run/{folder}/rows.jsonl") for folder in ("step_2", "global_step_10")]
     assert sizes(f"{tmp_path}/run/*step_*/rows.jsonl") == sizes(*steps) == {2: four, 10: four}
     assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: four}
     verl_files = [write(tmp_path / f"{n}.jsonl", [{"input": "1?", "output": "1"}]) for n in (9, 10)]
     assert sizes(*verl_files, form="verl") == {9: [1], 10: [1]}
     assert sizes(*(written((n,), f"writer{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
-    assert said == []
-    assert sizes(*(written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b"))) == {0: four, 1: four}
-    assert said[0].endswith("and tell no step, so each is a step: qwen-0.6b.jsonl is 0, qwen-1.7b.jsonl is 1")
     told = [written((1, 2), f"{name}/rows.jsonl", step=3) for name in ("a", "b")]
     assert sizes(told[0]) == {3: four}
-    with pytest.raises(ValueError, match=r"a/rows.jsonl and .*b/rows.jsonl have the same problems at step 3.* --name"):
-        sizes(*told)
+    untold = [written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b")]
+    for files, step in ((told, 3), (untold, 0)):
+        with pytest.raises(ValueError, match=rf"jsonl and .*jsonl have the same problems at step {step}.* --name"):
+            sizes(*files)
 
 
 def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -491,34 +462,11 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     assert (checks["unmatched_gold"].verdict, checks["unscored_turns"].verdict) == ("skipped", "pass")
 
 
-def test_many_calls_are_matched_with_their_outputs_in_any_order() -> None:
-    """The time grows with their number, not with its square; outputs without an id answer the next call."""
-
-    def seconds(count: int) -> float:
-        calls = [{"id": f"c{number}", "function": {"name": "f", "arguments": "{}"}} for number in range(count)]
-        said = [{"role": "tool", "content": f"{number}", "tool_call_id": f"c{number}"} for number in range(count)]
-        asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-        rollout = Rollout.model_validate({"messages": [*asked, *reversed(said)]})
-        begun = time.process_time()
-        made = [*_calls(rollout)]
-        spent = time.process_time() - begun
-        assert [each.output for each in made] == [f"{number}" for number in range(count)]
-        return spent
-
-    assert any(seconds(4000) < 10 * max(seconds(1000), 0.005) for _ in range(3))
-
-
-def test_a_long_conversation_is_rendered_twice_for_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the template shows such conversations is checked once, not for each turn."""
-    chat, rendered, turns = chat_of("qwen3"), list[int](), 30
-    render = Template._render
-
-    def counted(self: Template, messages: list[Any], tools: Any = None) -> str:
-        rendered.append(len(messages))
-        return render(self, messages, tools)
-
-    monkeypatch.setattr(Template, "_render", counted)
-    asked = {"role": "user", "content": "one more, please"}
-    messages = [each for number in range(turns) for each in (asked, {"role": "assistant", "content": f"turn {number}"})]
-    add_tokens(Rollout.model_validate({"messages": messages}), chat)
-    assert len(rendered) <= 2 * turns + 2
+def test_calls_are_matched_with_their_outputs_in_any_order() -> None:
+    """Outputs without an id answer the next call."""
+    calls = [{"id": f"c{number}", "function": {"name": "f", "arguments": "{}"}} for number in range(9)]
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    for ids in ([f"c{number}" for number in range(9)][::-1], [""] * 9):
+        said = [{"role": "tool", "content": f"{place}", "tool_call_id": name} for place, name in enumerate(ids)]
+        outputs = [int(each.output) for each in _calls(Rollout.model_validate({"messages": [*asked, *said]}))]
+        assert outputs == (list(range(9)) if ids[0] == "" else list(range(9))[::-1])

@@ -1,19 +1,152 @@
 """Every check finds its planted fault, names the rows, and is silent on runs with other faults or none."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from configs.audit import Checks
+from configs.audit import Audit, Checks
+from storage import layout
 from storage.objects.store import Store
+from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
+from tasks.agents.chat import Chat
+from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tasks.audit.results import CheckResult
+from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
-from tests.support.planted_faults import CLEAN, FAULTS, Found, Planted, examine, look, plant_all
+from tasks.tables.sets import select
+from tests.support.audit_scene import Cast, Scene, commit_policy, compute_logprobs, set_scene, settings, spec_of, sums
+from tests.support.branching import Branching
+from tests.support.planted_faults import FAULTS, GROUPS, Fault, answered, boxed, calculation, callers, gold, replayed
 
 pytestmark = pytest.mark.slow
 
 NAMES = [fault.name for fault in FAULTS]
+EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
+CLEAN, CLEAN_GROUPS = "clean", 24
+HELD_OUT = 50  # problems of the evaluation
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault that is planted in the store."""
+
+    fault: Fault
+    ids: set[str]  # ids that must be among the cases
+    problems: set[str]  # ids of the run's problems
+    sizes: dict[str, int]  # unit of cases: its number in a data set
+
+
+def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
+    """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
+    problems = [*sums(CLEAN_GROUPS + GROUPS * len(FAULTS)), *sums(HELD_OUT, "held-out")]
+    cast = _cast(store, problems, policies)
+    scenes = [set_scene(cast, settings(CLEAN), range(CLEAN_GROUPS), (0, 1))]
+    for number, fault in enumerate(FAULTS):
+        begin = CLEAN_GROUPS + GROUPS * number
+        config = settings(fault.name, *fault.overrides)
+        scenes.append(set_scene(cast, config, range(begin, begin + GROUPS), fault.policies))
+    compute_logprobs(scenes)
+    clean, *others = scenes
+    _enrich(clean)
+    expected = [set(fault.plant(scene)) if fault.plant else set() for fault, scene in zip(FAULTS, others, strict=True)]
+    compute_logprobs(scenes)
+    clean.commit()
+    return [_commit(*each) for each in zip(others, FAULTS, expected, strict=True)]
+
+
+def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
+    from transformers import AutoTokenizer
+
+    chat = Chat(AutoTokenizer.from_pretrained(policies[0].model))
+    config = settings(CLEAN)
+    versions = [commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
+    held_out = list(range(len(problems) - HELD_OUT, len(problems)))
+    return Cast(store, chat, list(problems), list(policies), versions, held_out)
+
+
+def _enrich(scene: Scene) -> None:
+    """Make some answers long, repeat some right ones, let some episodes call a tool and branch; add an evaluation."""
+    for row in [row for row in scene.rows if answered(row) and row.sample == 5]:
+        scene.replay(row, boxed(gold(row)), boxed(gold(row)), feedback=CORRECT_FEEDBACK)
+    for row in [row for row in scene.rows if row.turns and row.sample == 6]:
+        scene.replay(row, f"First I add the tens, then the ones: {row.turns[0].text}")
+    replayed(callers, "{right}", calls=calculation)(scene)
+    for row in [row for row in scene.rows if row.turns and row.sample == 8]:
+        scene.record(row, _with_branches(scene.cast, row))
+    scene.evaluated = scene.cast.held_out
+
+
+def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
+    """Play an episode that asks a helper, goes two ways after an answer, and shortens its history."""
+    episode = Branching(cast.chat, spec_of(row), row.policy_version)
+    first = episode.say(boxed(gold(row) + 1), told=row.prompt, verdict="wrong")
+    episode.say("It has 2 digits.", told="How long is the answer?")
+    right, *_ = [episode.say(boxed(gold(row)), first, text, verdict="correct") for text in ("Try again.", "Once more.")]
+    episode.say(boxed(gold(row)), right, "Is that so?", verdict="correct", rewritten=True)
+    return episode.trajectory()
+
+
+def _commit(scene: Scene, fault: Fault, expected: set[str]) -> Planted:
+    scene.commit()
+    if fault.damage:
+        expected |= set(fault.damage(scene))
+    sizes = {
+        "trajectory": len(scene.rows),
+        "call": max(1, sum(len(row.calls) for row in scene.rows)),
+        "turn": sum(len(row.turns) for row in scene.rows),
+        "group": GROUPS,
+        "problem": GROUPS,
+    }
+    return Planted(fault, expected, {problem.problem_id for problem in scene.problems}, sizes)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of the audit for one planted fault."""
+
+    planted: Planted
+    verdict: str  # verdict of the check that must find it
+    missing: set[str]  # ids that should be among its cases
+    false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
+
+
+def examine(store: Store, planted: Sequence[Planted], verifier: Verifier, cache: Path) -> list[Found]:
+    """Audit all runs with faults, together where their faults allow it."""
+    together = [one for one in planted if not one.fault.alone]
+    results = []
+    for part in [together, *([one] for one in planted if one.fault.alone)]:
+        checks = look(store, [one.fault.name for one in part], verifier, cache)
+        results += [_result(one, checks) for one in part]
+    return results
+
+
+def look(store: Store, runs: Sequence[str], verifier: Verifier, cache: Path) -> dict[str, CheckResult]:
+    """Audit these runs with all checks; return the results by check."""
+    with audit(store, select(store, runs), EVERYTHING, cache, verifier) as audited:
+        return {check.name: check for check in audited.result.checks}
+
+
+def _result(planted: Planted, checks: dict[str, CheckResult]) -> Found:
+    fault = planted.fault
+    cases = {
+        name: [
+            case
+            for case in check.examples  # cases of several data sets are matched by the run's problems
+            if (layout.run_of(case.data_set) == fault.name if case.data_set else case.id in planted.problems)
+        ]
+        for name, check in checks.items()
+    }
+    alarms = {}
+    for name, check in checks.items():  # a check of shares has cases in every data set, so the share counts
+        is_share = 0 < check.threshold < 1 and check.unit in planted.sizes
+        value = len(cases[name]) / (planted.sizes[check.unit] if is_share else 1)
+        if name not in {fault.check, *fault.also} and value > check.threshold:
+            alarms[name] = len(cases[name])
+    missing = planted.ids - {case.id for case in cases[fault.check]}
+    return Found(planted, checks[fault.check].verdict, missing, alarms)
 
 
 @pytest.fixture(scope="module")

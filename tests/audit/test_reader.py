@@ -17,7 +17,7 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
+from storage.records import CASE_SCHEMA, Call, Score, VerdictName
 from tasks.audit.__main__ import _read, unreadable
 from tasks.audit.database import open_database
 from tasks.audit.reader.library import Library
@@ -26,17 +26,48 @@ from tasks.audit.reader.tokens import NoAdvantageError, compute_advantages
 from tasks.audit.reader.views import create_app
 from tasks.tables.sets import fetch_data_sets, select
 from tests.conftest import commit_policy
-from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
+from tests.support.reader_helpers import (
+    CALLED,
+    CRITIC,
+    EVIL,
+    HOSTILE,
+    NORMALISED,
+    PLAIN,
+    Rows,
+    commit,
+    spoken,
+    strange,
+    sums,
+)  # fmt: skip
 from tests.support.train_helpers import make_scores, make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
+
+
+LINES = "line\n" * 300
+FAILED = Call(0, "c2", "search", '{"query": "x"}', "error: no such page", "failed")
+CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
+
+
+def rows_with_calls() -> Rows:
+    """Return a row with calls, one with branches, and one with neither."""
+    plain, called = (spoken(CALLED, name, ["one", "two"], name) for name in ("plain", "called"))
+    told = replace(called.turns[0], feedback=f"{HOSTILE}\nerror: no such page")
+    called = replace(called, calls=[*CALLS, Call(1, "c3", "", LINES, "", "unparsable")], turns=[told, called.turns[1]])
+    called = replace(called, ungraded=[0], reward_parts=[{}, {"format": 0.25}])
+    branched = replace(make_trajectory("branched", [[7], [8], [9], [10]]), follows=[-1, 0, 0, -1])
+    branched = replace(branched, sequence_starts=[0, *(turn.start for turn in branched.turns[2:])])
+    scores = [Score("called", 0, "none", 0.0, "", "", "", 0.0)]
+    scores += [Score("called", 1, "wrong", 0.0, "two", "2", "", 0.25, {"format": 0.25})]
+    return [plain, called, branched], scores
 
 
 @pytest.fixture(scope="module")
 def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(str(tmp_path_factory.mktemp("reader")))
     policy = commit_policy(store, 0, policy_folder).version
-    for iteration, rows in enumerate([sums(PLAIN, 30), strange(), sums(NORMALISED, 2), sums(CRITIC, 2)]):
+    made = [sums(PLAIN, 30), strange(), sums(NORMALISED, 2), sums(CRITIC, 2), rows_with_calls()]
+    for iteration, rows in enumerate(made):
         commit(store, iteration, rows, [policy])
     return store
 
@@ -74,7 +105,7 @@ def ids(page: str) -> list[str]:
 
 
 FILTERS = """
-     143 0/0/0
+     146 0/0/0
 data_set=TRAJECTORIES/000002 8 2/0/0
 problem=7&data_set=000000 4 0/7/0
 data_set=000000&verdict=correct 60 0/0/0
@@ -97,7 +128,7 @@ def test_filters(reader: TestClient, line: str) -> None:
     """Each filter finds its rows: literal text, and verdicts and rewards of the selected turn."""
     query, count, first = line.rsplit(maxsplit=2) if line[0] != " " else ("", *line.split())
     page = reader.get(f"/?{query}").text
-    assert re.search(rf"\b{count}( of 143)? trajector", text(page))
+    assert re.search(rf"\b{count}( of 146)? trajector", text(page))
     assert ids(page)[0].startswith(first)
 
 
@@ -114,6 +145,9 @@ def test_the_list_goes_page_by_page(reader: TestClient) -> None:
     page = reader.get("/trajectory?id=0/0/2&status=completed").text
     assert re.search(r'rel="next" href="/trajectory\?id=0%2F1%2F0&amp;row=\d+&amp;status=completed', page)
     assert re.search(r"3 of \d+ in the list", text(page))
+    links = re.findall(r'href="(/trajectory[^"]*)"', reader.get("/?problem=twice").text)  # two rows with one id
+    pages = [reader.get(unescape(link)).text for link in links]
+    assert [">first<" in pages[0], ">second<" in pages[1]] == [True, True]
 
 
 def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient) -> None:
@@ -198,13 +232,6 @@ def test_what_is_missing_from_advantages_is_said(reader: TestClient, name: str, 
     assert says in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
 
 
-def test_a_group_is_shown_side_by_side(reader: TestClient) -> None:
-    """The page has all episodes, and a link to each."""
-    page = reader.get(GROUP).text
-    assert page.count("<article") == 4
-    assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))
-
-
 def test_hostile_text_is_only_text(reader: TestClient) -> None:
     """Scripts, templates, links and reordering in texts, ids and addresses are escaped and spelled out."""
     links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?data_set=000001").text)]
@@ -225,29 +252,20 @@ def test_long_texts_are_cut(reader: TestClient) -> None:
     assert "part 3 of 3, 4,500 tokens" in text(part)
 
 
-def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
-    links = re.findall(r'href="(/trajectory[^"]*)"', reader.get("/?problem=twice").text)
-    pages = [reader.get(unescape(link)).text for link in links]
-    assert [">first<" in pages[0], ">second<" in pages[1]] == [True, True]
-
-
 def test_pages_forbid_scripts(reader: TestClient) -> None:
-    """Every page, also an error page, forbids scripts; the report may run its own script inside a sandbox."""
+    """Each page, also of errors, forbids scripts; the report may run its own in a sandbox. Other hosts are refused."""
     styles = ("/static/missing.min.css", "/static/style.css", "/static/reader.css")
     for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", *styles):
         headers = reader.get(address).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")
         assert "script-src" not in headers["content-security-policy"]
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
-    report = reader.get("/report")
-    assert report.text == "<script>sort()</script>"
-    assert "sandbox allow-scripts" in report.headers["content-security-policy"]
-
-
-def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example:8000", ""):
         assert reader.get("/", headers={"host": host}).status_code == 400
     assert reader.get("/", headers={"host": "[::1]:8000"}).status_code == 200
+    report = reader.get("/report")
+    assert report.text == "<script>sort()</script>"
+    assert "sandbox allow-scripts" in report.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(
@@ -333,40 +351,9 @@ def test_only_who_has_the_key_can_read(store: Store, tmp_path: Path) -> None:
         assert client.get("/trajectory?id=0/0/0").status_code == 200
 
 
-LINES = "line\n" * 300
-FAILED = Call(0, "c2", "search", '{"query": "x"}', "error: no such page", "failed")
-CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
-
-
-def rows_with_calls() -> list[Trajectory]:
-    """Return a row with calls, one with branches, and one with neither."""
-    plain, called = (spoken(PLAIN, name, ["one", "two"], name) for name in ("plain", "called"))
-    told = replace(called.turns[0], feedback=f"{HOSTILE}\nerror: no such page")
-    called = replace(called, calls=[*CALLS, Call(1, "c3", "", LINES, "", "unparsable")], turns=[told, called.turns[1]])
-    branched = replace(make_trajectory("branched", [[7], [8], [9], [10]]), follows=[-1, 0, 0, -1])
-    return [
-        plain,
-        replace(called, ungraded=[0], reward_parts=[{}, {"format": 0.25}]),
-        replace(branched, sequence_starts=[0, branched.turns[2].start, branched.turns[3].start]),
-    ]
-
-
-@pytest.fixture(scope="module")
-def calls_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("reader")
-    store = Store(str(folder / "store"))
-    scores = [
-        Score("called", 0, "none", 0.0, "", "", "", 0.0),
-        Score("called", 1, "wrong", 0.0, "two", "2", "", 0.25, {"format": 0.25}),
-    ]
-    commit(store, PLAIN, (rows_with_calls(), scores), [])
-    with opened(store, folder) as client:
-        yield client
-
-
-def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
+def test_calls_are_shown_under_their_turn(reader: TestClient) -> None:
     """Name, arguments, output and status; a long one is folded, and a hostile one is only text."""
-    html = calls_reader.get("/trajectory?id=called").text
+    html = reader.get("/trajectory?id=called").text
     page = text(html[html.index("<h2") :])
     parts = ["Turn 1", "not graded", "Call of calculator answered", "Call of search failed", "error: no such page"]
     positions = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
@@ -379,22 +366,25 @@ def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
     assert "Gold" not in page[page.index("Turn 1") : page.index("Turn 2")]
 
 
-def test_branches_are_named(calls_reader: TestClient) -> None:
+def test_branches_are_named(reader: TestClient) -> None:
     """The page says which turn a turn follows, and where the tokens of another sequence begin."""
-    page = text(calls_reader.get("/trajectory?id=branched").text)
+    page = text(reader.get("/trajectory?id=branched").text)
     assert "Turn 3 follows turn 1" in page
     assert "Turn 4 begins another conversation" in page
     assert "After turn 2, sequence 1 of 3" in page
-    plain = text(calls_reader.get("/trajectory?id=plain").text)
+    plain = text(reader.get("/trajectory?id=plain").text)
     assert not re.search("sequence|follows turn|Call of|not graded", plain)
 
 
-def test_lists_and_groups_show_calls(calls_reader: TestClient) -> None:
-    """A filter finds calls, a line says how many it has, and a group shows them side by side."""
+def test_lists_and_groups_show_calls(reader: TestClient) -> None:
+    """A filter finds calls, a line says how many it has, and a group shows its episodes side by side, with links."""
     found = {"some": ["called"], "failed": ["called"], "unanswered": [], "none": ["branched", "plain"]}
-    pages = {query: calls_reader.get(f"/?calls={query}").text for query in found}
+    pages = {query: reader.get(f"/?calls={query}&data_set=000004").text for query in found}
     assert {query: sorted(ids(page)) for query, page in pages.items()} == found
     assert "3 calls" in text(pages["some"])
-    page = text(calls_reader.get("/group?data_set=runs/shared/trajectories/000000&problem=called").text)
+    page = text(reader.get("/group?data_set=runs/shared/trajectories/000004&problem=called").text)
     assert "answers nothing" in page
     assert "Call of search failed" in page
+    page = reader.get(GROUP).text
+    assert page.count("<article") == 4
+    assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))

@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 from markdown_it import MarkdownIt
 
 from storage.records import Call
-from tasks.audit.database import ConversationTurn, StoredConversation
+from tasks.audit.database import Conversation
 from tasks.audit.report import wording
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.report.wording import check_rows, summary
-from tasks.audit.results import AuditResult, CheckResult, Histogram, SetNumbers, Verdict, worst
+from tasks.audit.results import AuditResult, CheckResult, Histogram, Level, SetNumbers, worst
 from tasks.tables.sets import Case, Unit
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
@@ -33,7 +33,7 @@ SHOWN = [
 COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
 
 
-def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
+def check(name: str, verdict: Level = "pass", **others: Any) -> CheckResult:
     value, of = (None, 0) if verdict == "skipped" else (0.0, 512)
     rest: dict[str, Any] = {"value": value, "threshold": 0.0, "cases": 0, "of": of, "unit": "turn"}
     return CheckResult(name, "What it means.", verdict, "warn", **{**rest, "says": f"says {name}", **others})
@@ -62,16 +62,40 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
     return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
 
 
-def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> StoredConversation:
+def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> Conversation:
+    judged = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": "", "finish_reason": "stop"}
+    beyond = "" if feedback == "\n".join(call.output for call in calls) else feedback
+    known = judged | {
+        "reward": 0.0,
+        "earned": 0.0,
+        "parts": None,
+        "tokens": 7,
+        "graded": True,
+        "beyond_calls": feedback,
+    }
     turns = [
-        ConversationTurn(
-            *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
-            *(number - 1, True, text, list(calls) if number == 0 else []),
-        )
-        for number, text in enumerate(texts)
+        {
+            "turn": n,
+            "follows": n - 1,
+            "text": text,
+            "given": text,
+            "extracted": text[:20],
+            "calls": calls[: 9 * (not n)],
+        }
+        for n, text in enumerate(texts)
     ]
-    prompt = f"What is 12 + 7? {texts[0]}"
-    return StoredConversation(0, id_, SET, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+    row: Conversation = {
+        "row": 0,
+        "trajectory_id": id_,
+        "data_set": SET,
+        "problem_id": EVIL,
+        "sample": 0,
+        "status": "completed",
+    }
+    row |= {"reason": "", "policy_version": 0, "prompt": f"What is 12 + 7? {texts[0]}", "solutions": ["19", EVIL]}
+    row |= {"turns": [known | turn for turn in turns]}
+    row["turns"][0]["beyond_calls"] = beyond
+    return row
 
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -113,10 +137,8 @@ class Page(HTMLParser):
 def test_hostile_text_stays_text() -> None:
     """Scripts, links, LaTeX and templates in all fields from data are shown; none becomes a tag."""
     cases = [case(EVIL, text) for text in SHOWN]
-    checks = [
-        check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
-        check("failed", "skipped", says=EVIL),
-    ]
+    checks = [check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases)]
+    checks += [check("failed", "skipped", says=EVIL)]
     sets = [numbers(0), numbers(1, run=EVIL), numbers(2, run="$x_1$")]
     audited = result(checks, sets, [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])])
     conversations = {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
@@ -158,7 +180,7 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
 
 def test_every_number_of_cases_leads_to_them() -> None:
     """For every verdict counts link to the check's section, links have targets, and ids are unique."""
-    verdicts: list[Verdict] = ["pass", "warn", "fail", "skipped"]
+    verdicts: list[Level] = ["pass", "warn", "fail", "skipped"]
     examples = [case("demo/0"), case("demo/1", data_set="")]
     checks = [check(f"check_{verdict}", verdict, cases=1234, examples=examples) for verdict in verdicts]
     html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
@@ -225,13 +247,8 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
-    words = (
-        "Calls of tools",
-        "Share of episodes with calls",
-        "episodes with calls",
-        "failed calls",
-        "episodes with branches",
-    )
+    words = ["Calls of tools", "Share of episodes with calls", "episodes with calls", "failed calls"]
+    words += ["episodes with branches"]
     assert all(word in html for word in words)
     without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     assert not any(word in without for word in words)
@@ -243,8 +260,8 @@ def test_the_calls_of_a_case_are_shown() -> None:
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", unit="call")])]
     for feedback in SHOWN[1:3]:
         shown = conversation("demo/0", "19", "20", feedback=feedback, calls=calls)
-        turns = [shown.turns[0], replace(shown.turns[1], follows=-1, graded=False)]
-        page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): replace(shown, turns=turns)}, COMMAND))
+        shown["turns"][1] |= {"follows": -1, "graded": False}
+        page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): shown}, COMMAND))
         words = " ".join(page.text.split())
         assert f"Call of {EVIL} failed Arguments {SHOWN[0]} Output {SHOWN[1]}" in words
         assert f"Feedback {feedback}" in words
@@ -253,19 +270,14 @@ def test_the_calls_of_a_case_are_shown() -> None:
 
 
 def test_numbers_in_words() -> None:
-    """Shares are never rounded to 0 % or 100 %; values have their check's unit."""
+    """Shares are never rounded to 0 % or 100 %; values have their check's unit; the headline counts, worst first."""
     assert [wording.share(value) for value in (0.0, 0.99996, 0.2)] == ["0%", "99.9960%", "20.0%"]
-    drift = check("logprob_drift", value=0.03, threshold=0.02)
-    assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
     strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
-    assert (wording.value(strict), wording.threshold(strict)) == ("3.0%", "0%")
-    assert wording.value(check("duplicate_ids", value=3.0)) == "3"
-
-
-def test_the_headline_counts() -> None:
-    """The headline has verdicts in words, worst first, in singular or plural."""
-    verdicts: list[Verdict] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
-    checks = [check(f"check_{n}", verdict) for n, verdict in enumerate(verdicts)]
+    drift = check("logprob_drift", value=0.03, threshold=0.02)
+    written = [(wording.value(each), wording.threshold(each)) for each in (drift, strict)]
+    assert written == [("0.03 nats a token", "0.02 nats a token"), ("3.0%", "0%")]
+    levels: list[Level] = [*["pass"] * 27, *["fail"] * 2, *["skipped"] * 2, *["warn"] * 3]  # type: ignore[list-item]
+    checks = [check(f"check_{number}", level) for number, level in enumerate(levels)]
     assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
     assert wording.headline(result([check("loops", "warn"), check("failed")], [])) == "WARN: 1 check warns, 1 passes"
 
@@ -281,7 +293,6 @@ def test_the_summary_interprets_nothing() -> None:
     page = Page(MarkdownIt("commonmark").render(text))
     assert set(page.tags) == {"h1", "p", "ul", "li", "strong"}
     assert page.text.count(tricky) == 1
-    assert EVIL in page.text
     assert not re.search(r"(?<!`)https?://|www\.e|(?<!\\)@", text)
 
 

@@ -107,8 +107,11 @@ def test_little_judged_is_no_pass(audited: Audited, play: Play) -> None:
 def test_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
     """Checks that need a tokenizer or weights are skipped."""
     audited = Audited(store, tmp_path, verifier)
-    audited.add([], parents=[PROBLEMS])
+    audited.add([make_trajectory("t0", [[7, 8]])], parents=[PROBLEMS])
     with audited.evidence(Audit()) as evidence:
-        for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
+        for check in ("text_differs", "template_drift"):
+            with pytest.raises(SkippedError, match="the data sets lack a tokenizer, as no checkpoint"):
+                evidence.left_out(all_checks()[check].needs)
+        for check in ("logprob_drift", "contamination"):
             with pytest.raises(SkippedError):
                 all_checks()[check].run(evidence)

@@ -39,8 +39,7 @@ def main(root: str) -> None:
     """Audit all runs of the store; print time and memory as JSON in the last line of output."""
     from configs.audit import Audit
     from storage.versions.drafts import Provenance
-    from tasks.audit.record import commit_audit
-    from tasks.audit.run import audit
+    from tasks.audit.run import audit, commit_audit
     from tasks.score.verifier import Verifier
     from tasks.tables.sets import select
 

@@ -20,7 +20,7 @@ from storage.logs import catalog
 from storage.logs.nights import Nights
 from storage.maintenance.verify import check_logs, verify
 from storage.versions import aliases, checkpoints, manifests
-from tasks.audit.record import read_audit
+from tasks.audit.run import read_audit
 from tasks.inference.engine import Engine
 from tasks.retrain.commands import give_up
 from tests.conftest import INFERENCE, forget

@@ -10,10 +10,9 @@ from configs import ConfigError, load
 from configs.score import Score as ScoreSettings
 from storage.records import Annotation
 from tasks.score.by_model import JudgeScorer, RewardModelScorer, messages_of
-from tasks.score.interface import ScorerContext
 from tasks.score.scorers import check_scorers
 from tasks.score.scoring import scorer_fingerprint
-from tasks.score.verdict import Answer, Verdict
+from tasks.score.verdict import Answer, ScorerContext, Verdict
 
 
 def answer(*texts: str, turn: int | None = None, **columns: Any) -> Answer:
@@ -111,11 +110,8 @@ def test_whatever_a_judge_says_a_reward_is_on_the_scale(text: str, low: float, w
 
 def test_words_scale_and_threshold_are_the_rubrics() -> None:
     knobs: dict[str, Any] = {"scale": (0, 1), "parser": r"(?i)verdict: (\w+)", "words": {"Yes": 1, "no": 0}}
-    assert [verdict(f"Verdict: {word}", **knobs).name for word in ("YES", "No", "maybe")] == [
-        "correct",
-        "wrong",
-        "error",
-    ]
+    found = [verdict(f"Verdict: {word}", **knobs).name for word in ("YES", "No", "maybe")]
+    assert found == ["correct", "wrong", "error"]
     assert verdict("Score: 8", success_above=8).name == "wrong"
     assert verdict("Score: 3", scale=(1, 5)).reward == 0.5
     assert verdict("Score: 80%", scale=(0, 100)).reward == verdict("Score: 4/5", scale=(0, 5)).reward == 0.8
@@ -185,20 +181,21 @@ def test_a_reward_model_reads_the_conversation_up_to_the_turn() -> None:
     said = [message["content"] for message in messages_of(answer("a", "b", "c", follows=[-1, 0, 0]))]
     assert said == ["12 + 7?", "a", "feedback 0", "c"]
     assert [message["role"] for message in messages_of(answer("a", "b"))] == ["user", "assistant"] * 2
-
-
-@pytest.mark.parametrize("follows", [[0, 0, 0], [1, 0, 0], [-1, 2, 1]])
-def test_turns_in_a_circle_are_no_conversation(follows: list[int]) -> None:
-    """Stored rows may say so: the question cannot be made, which costs its turn."""
-    with pytest.raises(ValueError, match=r"turn \d follows itself, in a circle"):
-        messages_of(answer("a", "b", "c", follows=follows))
+    for follows in ([0, 0, 0], [1, 0, 0], [-1, 2, 1]):  # the question cannot be made, which costs its turn
+        with pytest.raises(ValueError, match=r"turn \d follows itself, in a circle"):
+            messages_of(answer("a", "b", "c", follows=follows))
 
 
 def test_scores_are_named_by_the_model() -> None:
     """Another model's scores have another name; scorers without a model keep the name that they had."""
-    settings = ScoreSettings(type="judge")
-    assert scorer_fingerprint(settings, {"judge": "sha256:1"}) != scorer_fingerprint(settings, {"judge": "sha256:2"})
-    assert scorer_fingerprint(ScoreSettings(), {"judge": "sha256:1"}) == scorer_fingerprint(ScoreSettings())
+    judged, verified = (
+        {scorer_fingerprint(ScoreSettings(type=name), {"judge": model}) for model in ("sha256:1", "sha256:2")}
+        for name in ("judge", "math-verify")
+    )
+    assert (len(judged), verified) == (2, {scorer_fingerprint(ScoreSettings())})
+
+
+TEACHER, SERVICE = "models.teacher.path=x", "models.judge={{name: x, urls: ['http://x'], {}}}"
 
 
 @pytest.mark.parametrize(
@@ -206,25 +203,14 @@ def test_scores_are_named_by_the_model() -> None:
     [
         (["score.type=judge"], "score.type=judge asks a model: give models.judge.path"),
         (["models.judge.path=x"], "models.judge has no use: set score.type=judge"),
-        (["models.reward.path=x"], "models.reward has no use: set score.type=reward-model"),
         (["score.type=judge", "models.judge.name=x"], "is for servers without path: give urls"),
-        (["score.type=judge", "models.judge.threads=2"], "give path: a folder, a hub name"),
         (["score.type=judge", "models.judge.path=x", "models.judge.devices=[0, 1]"], "are not 1 GPUs"),
         (["score.type=judge", "models.judge.path=x", "cluster.workers_per_node=2"], "give models.judge.urls"),
-        (
-            ["algorithm.type=opd", "models.teacher.path=x", "models.teacher.max_model_len=9"],
-            "must be above inference.max",
-        ),
-        (["algorithm.type=opd", "models.teacher.path=x", "sampling.temperature=0.5"], "vLLM tells a teacher's"),
-        (
-            ["score.type=judge", "models.judge={name: x, urls: ['http://x'], max_model_len: 9}"],
-            "max_model_len=9 has no effect with name",
-        ),
+        (["algorithm.type=opd", TEACHER, "models.teacher.max_model_len=9"], "must be above inference.max"),
+        (["algorithm.type=opd", TEACHER, "sampling.temperature=0.5"], "vLLM tells a teacher's"),
+        (["score.type=judge", SERVICE.format("max_model_len: 9")], "max_model_len=9 has no effect with name"),
         (["score.type=judge", "models.judge={path: x, request: {top_p: 1}}"], "'top_p': 1} has no effect without name"),
-        (
-            ["score.type=judge", "models.judge={name: x, urls: ['http://x'], request: {n: 2}}"],
-            "request={'n': 2}: leave out n",
-        ),
+        (["score.type=judge", SERVICE.format("request: {n: 2}")], "request={'n': 2}: leave out n"),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
         (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect"),
     ],

@@ -14,13 +14,16 @@ from configs.problems import FileSource
 from configs.score import Score
 from tasks.problems import load_problems
 from tasks.score.code import _MAIN, judge_program, program_in, same_lines, same_result
-from tasks.score.interface import ProgramError
 from tasks.score.scorers import Scorers, check_scorers
-from tasks.score.verdict import Answer
+from tasks.score.verdict import Answer, ProgramError
 from tasks.score.verifier import Verifier
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 CALLS = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
+ONE_CALL = {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}
+ZEROS = f"[1{'0' * 4999}]"
+USUAL = "reduce(sub, [a, b], 6) + pow(2, 3, 5) - Counter([a, b])[a] - bisect.bisect([1, 2], b) + copy.copy(a) - 1"
+"""Names of common modules, and one that a module would hide."""
 READS = "print(sum(map(int, input().split())))"
 
 
@@ -61,26 +64,10 @@ def block(program: str) -> str:
         (block("def f(): return (1, 2)"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, 2]"]}, "correct"),
         (block("def f(): return True"), {"fn_name": "f", "inputs": [""], "outputs": ["1"]}, "wrong"),
         (block("def f(): return [1.0, True]"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, true]"]}, "correct"),
-        (
-            block("from __future__ import annotations\ndef add(a: List[int], b):\n    return reduce(sub, [a, b], 6)"),
-            {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]},
-            "correct",
-        ),
-        (
-            block(
-                "def add(a, b):\n    assert pow(2, 3, 5) == 3\n"
-                "    return Counter([a, b])[a] * bisect.bisect([1, 2], b) + copy.copy(a)"
-            ),
-            {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]},
-            "correct",
-        ),
+        (block(f"from __future__ import annotations\ndef add(a: List[int], b): return {USUAL}"), ONE_CALL, "correct"),
         (block("pass"), {"fn_name": "gcd", "inputs": ["4\n6"], "outputs": ["2"]}, "wrong"),  # not its own function
         (block("print(10**4999 + 7)"), {"inputs": [""], "outputs": ["1" + "0" * 4998 + "7"]}, "correct"),
-        (
-            block("def f(): return [10**4999]"),
-            {"fn_name": "f", "inputs": [""], "outputs": [f"[{'1' + '0' * 4999}]"]},
-            "correct",
-        ),
+        (block("def f(): return [10**4999]"), {"fn_name": "f", "inputs": [""], "outputs": [ZEROS]}, "correct"),
         (block(READS), {}, "error"),
     ],
 )
@@ -138,6 +125,7 @@ def test_only_white_space_at_ends_is_ignored(lines: list[str], end: str) -> None
         ("1000000008", "1000000007", False),
         ("[0.1, 0.20000001]", "[0.1, 0.2]", True),
         ("[0.1, 0.2]", "[0.1, 0.2, 0.3]", False),
+        ("NaN", "0.5", False),
         ("5.0", "1e999", False),
         ("1e999", "1e999", True),
     ],
@@ -148,25 +136,11 @@ def test_decimals_are_right_as_judges_of_contests_have_it(result: str, expected:
     assert same_result(f"result of the last call: {result}", expected) == right
 
 
-@pytest.mark.parametrize(
-    ("result", "expected", "right"),
-    [
-        ("x = .5;\ny = 2.", "x = 0.50000000001;\ny = 2.0\n", True),
-        ("Case 2: 0.5", "Case 1: 0.5", False),
-        ("0.5 0.25", "0.25 0.5", False),
-        ("0.5\n0.25", "0.5 0.25", False),
-        ("007", "7", False),
-        ("a", "0.5", False),
-    ],
-)
-def test_decimals_within_a_text(result: str, expected: str, right: bool) -> None:
+def test_decimals_within_a_text() -> None:
     """What stands between numbers is the same; integers are written in the same way."""
-    assert same_lines(result, expected) == right
-
-
-def test_no_number_is_near_to_nan() -> None:
-    """A mean of nothing is no right answer."""
-    assert not same_result("result of the last call: NaN", "0.5")
+    assert same_lines("x = .5;\ny = 2.", "x = 0.50000000001;\ny = 2.0\n")
+    others = {"Case 2: 0.5": "Case 1: 0.5", "0.5 0.25": "0.25 0.5", "0.5\n0.25": "0.5 0.25", "007": "7", "a": "0.5"}
+    assert not [result for result, expected in others.items() if same_lines(result, expected)]
 
 
 def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
@@ -230,12 +204,9 @@ def test_problems_of_the_seed_system_are_scored(tmp_path: Path) -> None:
     """Rows of AReaL's JSONL with `task: code` become problems whose tests the scorer finds; bad ones are dropped."""
     good = {"query_id": "c1", "prompt": "Add.", "task": "code", "solutions": [], "input_output": json.dumps(SUMS)}
     called = {**good, "query_id": "c2", "input_output": json.dumps({**CALLS, "more": 1}), "solutions": ["def add…"]}
-    bad = [
-        {**good, "query_id": "b1", "input_output": "{"},
-        {**good, "query_id": "b2", "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
-        {**good, "query_id": "b3", "input_output": json.dumps({"inputs": [], "outputs": []})},
-        {**good, "query_id": "b4", "input_output": json.dumps({"inputs": [1], "outputs": ["1"]})},
-    ]
+    tests = [{"inputs": ["1"], "outputs": []}, {"inputs": [], "outputs": []}, {"inputs": [1], "outputs": ["1"]}]
+    texts = ["{", *map(json.dumps, tests)]
+    bad = [{**good, "query_id": f"b{number}", "input_output": text} for number, text in enumerate(texts)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [good, called, *bad]))
     found = load_problems(FileSource(kind="jsonl", path=str(path), preset="areal"), 0.9)

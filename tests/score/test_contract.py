@@ -136,6 +136,7 @@ def test_a_placeholder_is_no_solution(solution: str) -> None:
     assert grade(rf"\boxed{{{solution}}}", (solution,)).name in ("wrong", "unparsable")
     assert grade("5", (solution,)).reason.startswith("no solution")
     assert grade("5", (solution, "5")).name == "correct"
+    assert grade("no number", ("5",)).reason == "no number in 'no number'"
 
 
 def test_what_math_verify_cannot_compare_is_wrong(verifier: Verifier) -> None:

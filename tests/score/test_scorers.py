@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks import registry
 from tasks.rollout.workers import LocalWorker
-from tasks.score.interface import ScorerContext
-from tasks.score.scorers import EnvironmentScorer, MathVerifyScorer, Scorers, check_scorers, identity
+from tasks.score.scorers import MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
-from tasks.score.verdict import Answer, Verdict
+from tasks.score.verdict import Answer, ScorerContext, Verdict
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
 
@@ -69,22 +68,15 @@ def test_each_source_has_its_scorer(verifier: Verifier) -> None:
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}}, r"score\.args\.bonus=-1"),
         ({"args": {"environment": {"success_above": 1}}}, "score.args.environment: no problem has this scorer"),
+        ({"type": {"code": "environment"}}, "add default: math-verify"),
     ],
 )
 def test_wrong_settings_name_the_remedy(settings: dict[str, Any], message: str) -> None:
-    """A wrong name or argument is found before anything starts, with the nearest valid name."""
+    """A wrong name or argument, or no scorer for other sources, is found before anything starts."""
     with pytest.raises(ValueError, match=message):
         check_scorers(ScoreSettings(**settings))
-
-
-def test_a_mapping_needs_a_default() -> None:
-    """Otherwise a problem of another source would have no scorer, in the middle of a run."""
-    types = {"default": "environment", "mine": f"{OWN}:rewards"}
-    check_scorers(
-        ScoreSettings(type=types, args={"environment": {"success_above": 0.5}, f"{OWN}:rewards": {"bonus": 1}})
-    )
-    with pytest.raises(ValueError, match="add default: math-verify"):
-        ScoreSettings(type={"code": "environment"})
+    args = {"environment": {"success_above": 0.5}, f"{OWN}:rewards": {"bonus": 1}}
+    check_scorers(ScoreSettings(type={"default": "environment", "mine": f"{OWN}:rewards"}, args=args))
 
 
 # The fingerprint
@@ -216,89 +208,59 @@ def test_a_function_that_hangs_or_dies_costs_only_its_turn() -> None:
 # Registered scorers
 
 
-class Fragile:
+class Fragile(MathVerifyScorer):
     """A registered scorer with a bug."""
 
-    columns = ()
-    version = 1
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def judge(self, answers: list[Answer]) -> list[Verdict]:
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        if any(answer.text == "broken" for answer in answers):
+            raise VerifierBrokenError("closed")
         if any(answer.text == "bad" for answer in answers):
-            raise self._error
+            raise KeyError("tests")
         return [Verdict("correct", reward=float("inf") if answer.text == "inf" else None) for answer in answers]
 
 
-@pytest.fixture
-def fragile(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Scorers]:
-    def scorers(error: Exception) -> Scorers:
-        made = Scorers(ScoreSettings(), verifier)
-        monkeypatch.setitem(made._scorers, "math-verify", Fragile(error))
-        return made
+def test_a_scorer_that_raises_costs_only_the_turn(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception becomes the error of the turn that causes it, and a reward that is no number that of its turn.
 
-    return scorers
-
-
-def test_a_scorer_that_raises_costs_only_the_turn(fragile: Callable[[Exception], Scorers]) -> None:
-    """An exception becomes the error of the turn that causes it, and a reward that is no number that of its turn."""
-    verdicts = fragile(KeyError("tests")).judge(answers("a", "bad", "inf", "b"))
+    If no worker is left, no answer is to blame: the stage stops instead of storing errors.
+    """
+    scorers = Scorers(ScoreSettings(), verifier)
+    monkeypatch.setitem(scorers._scorers, "math-verify", Fragile(ScorerContext(verifier, lambda *_: "")))
+    verdicts = scorers.judge(answers("a", "bad", "inf", "b"))
     assert [verdict.name for verdict in verdicts] == ["correct", "error", "error", "correct"]
     assert verdicts[1].reason == "KeyError: 'tests'"
-
-
-def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]) -> None:
-    """If no worker is left, no answer is to blame: the stage stops instead of storing errors."""
     with pytest.raises(VerifierBrokenError):
-        fragile(VerifierBrokenError("closed")).judge(answers("bad"))
+        scorers.judge(answers("a", "broken"))
 
 
 # The environment
 
 
 @pytest.mark.parametrize(
-    ("verdict", "reward", "above", "name"),
+    ("verdict", "reward", "above", "parts", "name"),
     [
-        ("correct", 0.0, 0.5, "correct"),
-        ("wrong", 0.9, 0.5, "wrong"),
-        ("unparsable", 0.0, 0.5, "unparsable"),
-        ("", 0.5, 0.5, "wrong"),
-        ("", 0.6, 0.5, "correct"),
-        ("", float(np.float32(0.2)), 0.2, "wrong"),  # rewards are stored as float32, in which 0.2 is a little more
-        ("3 tests passed", 0.6, 0.5, "correct"),
+        ("correct", 0.0, 0.5, {}, "correct"),
+        ("wrong", 0.9, 0.5, {}, "wrong"),
+        ("unparsable", 0.0, 0.5, {}, "unparsable"),
+        ("", 0.5, 0.5, {}, "wrong"),
+        ("", 0.6, 0.5, {"speed": 0.25}, "correct"),
+        ("", float(np.float32(0.2)), 0.2, {}, "wrong"),  # rewards are stored as float32, in which 0.2 is a little more
+        ("3 tests passed", 0.6, 0.5, {}, "correct"),
+        ("", 0.2, 0.0, {"correct": 0.0, "format": 0.2}, "wrong"),  # a wrong answer in a paid format is no success
+        ("", -0.5, 0.0, {"correct": 1.0, "length": -1.5}, "correct"),
+        ("", 0.7, 0.0, {"correct": 0.5, "format": 0.2}, "wrong"),
+        ("correct", 0.2, 0.0, {"correct": 0.0}, "correct"),
+        ("wrong", 1.2, 0.0, {"correct": 1.0}, "wrong"),
     ],
 )
 def test_what_the_environment_said_counts(
-    verifier: Verifier, verdict: str, reward: float, above: float, name: str
+    verifier: Verifier, verdict: str, reward: float, above: float, parts: dict[str, float], name: str
 ) -> None:
-    """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=above)
+    """Its verdict decides, then the part `correct`, then the reward. The reward is stored as it was, with its parts."""
+    settings = ScoreSettings(type="environment", args={"environment": {"success_above": above}})
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
-    (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
-    assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
-
-
-@pytest.mark.parametrize(
-    ("verdict", "reward", "parts", "name"),
-    [
-        ("", 0.2, {"correct": 0.0, "format": 0.2}, "wrong"),
-        ("", 1.2, {"correct": 1.0, "format": 0.2}, "correct"),
-        ("", -0.5, {"correct": 1.0, "length": -1.5}, "correct"),
-        ("", 0.7, {"correct": 0.5, "format": 0.2}, "wrong"),
-        ("", 0.2, {"format": 0.2}, "correct"),
-        ("correct", 0.2, {"correct": 0.0}, "correct"),
-        ("wrong", 1.2, {"correct": 1.0}, "wrong"),
-    ],
-)
-def test_the_part_named_correct_says_what_is_right(
-    verifier: Verifier, verdict: str, reward: float, parts: dict[str, float], name: str
-) -> None:
-    """A wrong answer in a paid format is no success; a verdict decides first."""
-    turns = [{"text": "x", "verdict": verdict, "reward": reward}]
-    answer = Answer(row("x", turns=turns, reward_parts=[list(parts.items())], source=""), 0)
-    scorers = Scorers(ScoreSettings(type="environment"), verifier)
-    assert scorers.judge([answer])[0].name == name
+    (found,) = judged(verifier, settings, Answer(row("x", turns=turns, reward_parts=[list(parts.items())]), 0))
+    assert (found.name, found.reward, found.parts) == (name, reward, parts)
 
 
 # Stored data

@@ -19,7 +19,6 @@ from random import Random
 import psutil
 import pytest
 
-from tasks.score.contract import grade
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
@@ -47,17 +46,9 @@ def workers_of(pid: int) -> set[int]:
 
 
 def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for_the_end(pids: set[int], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while left := {pid for pid in pids if alive(pid)}:
-        assert time.monotonic() < deadline, f"processes {left} are still there"
-        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def slow(terms: int) -> tuple[str, list[str]]:
@@ -87,13 +78,6 @@ def stop_while_grading(verifier: Verifier, others: set[int]) -> "tuple[int, Futu
             return worker, waiting
         process.resume()
     raise AssertionError
-
-
-def test_reasons_name_the_culprit() -> None:
-    """The stored reason names the bad solution or answer."""
-    bad_gold, bad_answer = (grade(text, (gold,)) for text, gold in (("5", "proof"), ("no number", "5")))
-    assert bad_gold.reason == "no solution, only placeholders: ('proof',)"
-    assert bad_answer.reason == "no number in 'no number'"
 
 
 @pytest.mark.slow
@@ -182,10 +166,16 @@ def test_each_distinct_pair_is_graded_once() -> None:
 
 
 async def test_async_equals_sync(verifier: Verifier) -> None:
-    """Hundreds of awaits get the batch's verdicts, grade each pair once, and keep the event loop responsive."""
+    """Hundreds of awaits get the batch's verdicts, grade each pair once, and keep the event loop responsive.
+
+    One that is cancelled, as of an episode that hits its deadline, cancels no other for the same pair.
+    """
     pairs = [(rf"\boxed{{{number % 40}}}", [str(number % 3)]) for number in range(400)]
     before = verifier.sent
     waiting = asyncio.gather(*(verifier.grade_async(*pair) for pair in pairs))
+    cancelled = asyncio.create_task(verifier.grade_async(*pairs[0]))
+    await asyncio.sleep(0)
+    cancelled.cancel()
     ticks = 0
     while not waiting.done():
         await asyncio.sleep(0.001)
@@ -193,16 +183,7 @@ async def test_async_equals_sync(verifier: Verifier) -> None:
     assert verifier.sent - before <= len({(answer, solutions[0]) for answer, solutions in pairs})
     assert ticks > 1
     assert await waiting == verifier.grade(pairs)
-
-
-async def test_a_cancelled_wait_cancels_no_other(verifier: Verifier) -> None:
-    """An episode that hits its deadline does not cancel the verdict for the rest of its group."""
-    pair = (r"\boxed{31415}", ["31415"])
-    first, second = (asyncio.create_task(verifier.grade_async(*pair)) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert (await second).name == "correct"
-    assert first.cancelled()
+    assert cancelled.cancelled()
 
 
 @pytest.mark.slow
@@ -246,7 +227,10 @@ def test_workers_end_with_a_killed_parent() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_for_the_end(workers, limit_s=120)
+    deadline = time.monotonic() + 120
+    while left := [pid for pid in workers if alive(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} are still there"
+        time.sleep(0.05)
 
 
 LIMITED = """
@@ -268,6 +252,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+NO_MEMORY = "its workers died 3 times; does `ulimit -v` leave them memory to start?"
 HARD = ", or than the hard limit of address space (`ulimit -Hv`)"
 
 
@@ -276,11 +261,7 @@ HARD = ", or than the hard limit of address space (`ulimit -Hv`)"
     ("limits", "ballast_mb", "printed"),
     [
         ("-v 4000000", 1, f"correct; error needs more than 64 MB{HARD}\nTrue\n"),
-        (
-            "-v 1500000",
-            1450,
-            "the verifier broke: its workers died 3 times; does `ulimit -v` leave them memory to start?\n",
-        ),
+        ("-v 1500000", 1450, f"the verifier broke: {NO_MEMORY}\n"),
     ],
 )
 def test_workers_work_under_limits_of_address_space(limits: str, ballast_mb: int, printed: str, tmp_path: Path) -> None:

@@ -3,26 +3,31 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from configs import Config
+from configs import Config, load
+from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Call, Problem, Score, Trajectory
-from storage.versions import manifests
+from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
+from tasks.problems import fingerprint
+from tasks.problems.generated import generate
 from tasks.score.scoring import scorer_fingerprint
-from tests.support import audit_helpers as helpers
+from tests.support.chain_helpers import commit_rows
 from tests.support.train_helpers import make_trajectory
 
 GROUP = 16
@@ -43,6 +48,52 @@ def grade(answer: str, solutions: Sequence[str]) -> str:
 def extracted(answer: str) -> str:
     """Return the content of the last box, or an empty text."""
     return next(reversed(re.findall(r"\\boxed\{([^}]*)\}", answer)), "")
+
+
+@cache
+def settings(run: str, *overrides: str) -> Config:
+    """Return the demo's configuration for a run of this name."""
+    return load("demo", [f"run.name={run}", "sampling.max_new_tokens=12", *overrides])
+
+
+def sums(count: int, split: str = "train") -> list[Problem]:
+    """Make problems like `What is 31 + 8?` with operands up to 99."""
+    source = {"kind": "arithmetic", "split": split, "high": 99, "operators": ["+"], "count": count}
+    return generate(ArithmeticSource.model_validate(source))
+
+
+def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
+    """Commit a problem set if it is new; return its version."""
+    version = layout.problems(fingerprint(problems))
+    if not manifests.committed(store, version):
+        commit(store, version, "problems", problems, [], settings("problems"))
+    return version
+
+
+def commit_policy(store: Store, config: Config, number: int, model: Path, canary: Canary) -> str:
+    """Commit a checkpoint of the run `config.run.name`, and the run if it is new; return the checkpoint's version."""
+    run, version = layout.run(config.run.name), layout.checkpoint(config.run.name, number)
+    if not manifests.committed(store, run):
+        with Draft(store, run, "run") as draft:
+            draft.commit(_provenance(config), [])
+    checkpoints.commit(store, version, model, None, canary, _provenance(config), [run], {})
+    return version
+
+
+def commit(
+    store: Store,
+    version: str,
+    kind: manifests.Kind,
+    rows: Sequence[Any],
+    parents: Sequence[str],
+    config: Config,
+    rows_per_shard: int = 25_000,
+) -> None:
+    commit_rows(store, version, kind, rows, parents, config=config.model_dump(mode="json"), shard=rows_per_shard)
+
+
+def _provenance(config: Config) -> Provenance:
+    return Provenance(config=config.model_dump(mode="json"))
 
 
 @dataclass
@@ -144,7 +195,7 @@ class Scene:
     def commit(self) -> None:
         """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
         store, config = self.cast.store, self.config
-        problem_set = helpers.commit_problems(store, self.problems)
+        problem_set = commit_problems(store, self.problems)
         for data_set in self.sets:
             outdated = [row for row in data_set.rows if row.problem_set == self.problem_set != problem_set]
             for row in outdated:
@@ -152,9 +203,9 @@ class Scene:
             version = self.version(data_set.iteration)
             parents = [self.cast.policies[data_set.policy], problem_set]
             shard = len(data_set.rows) // 2 + 1
-            helpers.commit(store, version, "trajectories", data_set.rows, parents, config, shard)
+            commit(store, version, "trajectories", data_set.rows, parents, config, shard)
             scores = layout.scores(self.name, data_set.iteration, "5c0e")
-            helpers.commit(store, scores, "scores", data_set.scores, [version], config)
+            commit(store, scores, "scores", data_set.scores, [version], config)
         if self.evaluated:
             self._evaluate()
         self.problem_set = problem_set
@@ -164,15 +215,15 @@ class Scene:
         cast, policy = self.cast, layout.checkpoint(self.name, 0)
         store, checkpoint = cast.store, cast.checkpoints[0]
         if not manifests.committed(store, policy):
-            helpers.commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
+            commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
         scene = set_scene(cast, self.config, self.evaluated, (0,), size=1)
         compute_logprobs([scene])
         rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
         version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-        helpers.commit(store, version, "evaluation", rows, [policy, scene.problem_set], self.config)
+        commit(store, version, "evaluation", rows, [policy, scene.problem_set], self.config)
         scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
         graded = [score for row in rows for score in scores_of(row)]
-        helpers.commit(store, scores, "scores", graded, [version], self.config)
+        commit(store, scores, "scores", graded, [version], self.config)
 
 
 _REPLAYED = (
@@ -310,7 +361,7 @@ def episodes(chat: Chat, name: str, problems: Sequence[Problem], size: int, know
 def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int], size: int = GROUP) -> Scene:
     """Make a run that plays these problems in each iteration; `policies` holds each iteration's policy version."""
     chosen = [cast.problems[index] for index in problems]
-    problem_set = helpers.commit_problems(cast.store, chosen)
+    problem_set = commit_problems(cast.store, chosen)
     scene = Scene(cast, config, chosen, problem_set)
     for iteration, policy in enumerate(policies):
         known = {"run": scene.name, "iteration": iteration, "problem_set": problem_set}
@@ -331,16 +382,16 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
 
     from tests.support.tiny_tokenizer import build_tokenizer
 
-    config, problems = helpers.settings(name), helpers.sums(rows_per_set // GROUP)
+    config, problems = settings(name), sums(rows_per_set // GROUP)
     tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
-    problem_set = helpers.commit_problems(store, problems)
+    problem_set = commit_problems(store, problems)
     played = episodes(Chat(tokenizer), name, problems, GROUP, {"run": name, "problem_set": problem_set})
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
         save_file({"nothing": np.zeros(1, np.float32)}, f"{folder}/model.safetensors")
         for iteration in range(-(-rows // rows_per_set)):
-            policy = helpers.commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
+            policy = commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
             made = [
                 replace(
                     row,
@@ -353,6 +404,6 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
                 for row in played[: rows - iteration * rows_per_set]
             ]
             trajectories = layout.trajectories(name, iteration)
-            helpers.commit(store, trajectories, "trajectories", made, [policy, problem_set], config)
+            commit(store, trajectories, "trajectories", made, [policy, problem_set], config)
             scores = [score for row in made for score in scores_of(row)]
-            helpers.commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)
+            commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)

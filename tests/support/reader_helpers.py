@@ -12,9 +12,9 @@ from tests.support.train_helpers import make_scores, make_trajectory
 EVIL = "<script>alert(1)</script>"
 HOSTILE = f"{EVIL}'\"{{{{ 7 * 7 }}}} \u202eltr\u202c [a](javascript:alert(2)) $\\frac{{1}}{{2}}$"
 LONG = "A" * 1_000_000
-PLAIN, STRANGE, NORMALISED, CRITIC = range(4)  # iterations, named by their advantages or rows
+PLAIN, STRANGE, NORMALISED, CRITIC, CALLED = range(5)  # iterations, named by their advantages or rows
 NONE = {"advantage": {"normalisation": "none"}}
-PPO = [NONE, NONE, {"advantage": {"normalisation": "batch"}}, {"advantage": {"type": "gae"}, "critic": {}}]
+PPO = [NONE, NONE, {"advantage": {"normalisation": "batch"}}, {"advantage": {"type": "gae"}, "critic": {}}, NONE]
 
 Rows = tuple[list[Trajectory], list[Score]]
 

@@ -36,6 +36,8 @@ class AuditEvidence:
     intake: Intake
     settings: Audit
     verifier: Verifier
+    decoded: frozenset[int]
+    """The numbers of the data sets whose tokens can be decoded, because a checkpoint with their tokenizer is left."""
     drifts: dict[str, float] = field(default_factory=dict)
     """The mean difference to recomputed logprobs, by version of the data set; `logprob_drift` fills it."""
 
@@ -78,12 +80,14 @@ class AuditEvidence:
             raise SkippedError("there is no score to check")
         if "calls" in words and not self.database.count("calls"):
             raise SkippedError("no turn calls a tool")
-        wanted = words & LACKED.keys()
+        wanted = words & _LACKED.keys()
         lacks = {each.number: wanted.intersection(each.lacks) for each in self.data_sets}
         for number in lacks.keys() - self.graded:
             lacks[number] |= wanted & {"scores"}
+        for number in lacks.keys() - self.decoded:
+            lacks[number] |= wanted & {"tokenizer"}
         left_out = [each for each in self.data_sets if lacks[each.number]]
-        names = ", ".join(sorted({LACKED[what] for found in lacks.values() for what in found}))
+        names = ", ".join(sorted({_LACKED[what] for found in lacks.values() for what in found}))
         if left_out and left_out == self.data_sets:
             is_scored = "scores" not in wanted or self.database.count("scores")
             remedy = "" if is_scored else ": run the score stage (python -m flows.score) first"
@@ -107,7 +111,8 @@ class SkippedError(Exception):
 
 
 Run = Callable[[AuditEvidence], Measured]
-_NEEDS = {"nothing", "rows", "calls", "scored", *LACKED}
+_LACKED = {**LACKED, "tokenizer": "a tokenizer, as no checkpoint of their runs is left"}
+_NEEDS = {"nothing", "rows", "calls", "scored", *_LACKED}
 """Needs of a check, separated by blanks: at least one row, and also any score, a call of a tool, or what a data set may
 lack, which is then left out."""
 
@@ -156,16 +161,21 @@ def check(name: str, unit: Unit, needs: str = "rows") -> Callable[[Run], Run]:
 def _declare(block: str) -> None:
     """Register a check that is declared in SQL: lines `-- name: value` with the fields of `AuditCheck`, then queries.
 
-    The first query returns the cases: id, number of the data set, detail. How the check is measured is one of these:
+    The first query returns the cases: id, number of the data set, detail. Before it, `-- before:` may have statements
+    that make tables for it, and after it, `-- also turn:` (or another unit) a query of more cases, of that unit. One of
+    these says how the check is measured:
     - `says`: the value is the number of cases. In this sentence `{found}` stands for it, and `{of}` for the number of
       rows of the table `among` (default: episodes).
     - `share`: the query returns all units that are counted, with a fourth column, whether it is a case. The value is
       the highest share in a data set; `share` ends the sentence.
-    - `measured`: a second query returns the columns of `Measured`.
+    - `-- measured:`: a query of the columns of `Measured`.
     """
     fields = dict(re.findall(r"^-- (check|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
     name, unit = fields["check"], fields["unit"]
-    query, _, measured = block.partition("-- measured:")
+    first, *parts = re.split(r"^-- (before|cases|also [a-z]+|measured):\n", block, flags=re.MULTILINE)
+    parts = parts if "before" in parts else ["cases", first, *parts]
+    queries = dict(zip(parts[::2], parts[1::2], strict=True))
+    units = {"cases": unit} | {part: part.removeprefix("also ") for part in queries if part.startswith("also ")}
 
     @check(name, unit, fields.get("needs", "rows"))
     def run(evidence: AuditEvidence) -> Measured:
@@ -173,11 +183,12 @@ def _declare(block: str) -> None:
         database.set("threshold", getattr(settings.checks, name).threshold)
         database.set("complete", evidence.complete)
         database.set("least_episodes", settings.least_episodes)
+        database.connection.execute(queries.get("before", ""))
         if "share" in fields:
-            return _highest_share(database, name, unit, query, fields["share"])
-        found = database.flag(name, unit, query)
-        if measured:
-            return Measured(*database.one(measured))
+            return _highest_share(database, name, unit, queries["cases"], fields["share"])
+        found, *_ = [database.flag(name, of, queries[part]) for part, of in units.items()]
+        if "measured" in queries:
+            return Measured(*database.one(queries["measured"]))
         of = database.count(fields.get("among", "episodes"))
         return Measured(found, of, fields["says"].format(found=found, of=of))
 

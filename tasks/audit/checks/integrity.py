@@ -4,8 +4,6 @@
 that are missing.
 """
 
-import json
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -34,25 +32,15 @@ Nats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A data set, with the policy and the sampling of most of its trajectories."""
+    """A data set, with policy and sampling of most of its trajectories: a row of `played_sets` in `views.sql`."""
 
     number: int
     version: str
     policy: str
     policy_version: int
     sampling: str  # JSON
-
-    def parameter(self, name: str, default: float) -> float:
-        """Return a sampling parameter, or NaN, which fulfils no condition, if it cannot be read."""
-        try:
-            return float(json.loads(self.sampling).get(name, default))
-        except (AttributeError, TypeError, ValueError):
-            return math.nan
-
-    @property
-    def samples_all_tokens(self) -> bool:
-        """True if every token could be sampled: neither `top_p`, `top_k` nor a JSON schema left one out."""
-        return self.parameter("top_p", 1) == 1 and self.parameter("top_k", 0) <= 0 == self.parameter("json_schema", 0)
+    temperature: float
+    whole: bool  # every token could be sampled
 
 
 @check("logprob_drift", "trajectory", needs="tokens logprobs versions")
@@ -102,15 +90,8 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
 
 def _chosen(evidence: AuditEvidence) -> list[_Played]:
     """Choose data sets at equal distances, the first and last included, whose policy is still in the store."""
-    rows = evidence.database.all(
-        """select data_set, version, policy, policy_version, sampling from (
-            select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
-        ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
-        qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
-        order by run, evaluation, iteration, data_set"""
-    )
-    played = [_Played(*row) for row in rows]
-    whole = [each for each in played if each.samples_all_tokens]
+    played = [_Played(*row) for row in evidence.database.all("from played_sets")]
+    whole = [each for each in played if each.whole]
     if played and not whole:
         cut = "sampled with top_p, top_k or a JSON schema, and logprobs of a cut distribution cannot be compared"
         raise SkippedError(f"{cut}: {played[0].sampling}")
@@ -138,11 +119,10 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
         order by hash(trajectory_id), row limit ?""",
         *(played.number, played.policy, played.sampling, played.policy_version, count),
     )
-    temperature = played.parameter("temperature", 1.0) or 1.0  # engines return logprobs of 1 after greedy sampling
     try:
         policy = open_checkpoint(evidence.store, played.policy, evidence.cache)
         tokens, served = [StoredTokens(*row[:5]) for row in rows], _served_format(evidence, played)
-        compute = partial(recompute, policy.model, tokens, temperature, adapter=policy.adapter)
+        compute = partial(recompute, policy.model, tokens, played.temperature, adapter=policy.adapter)
         exact = compute()
         rounded = compute(number_format=served) if served != "float32" else exact
     except UnavailableError:

@@ -1,12 +1,8 @@
-"""Checks of problems: prompts and feedback that give the answer, gold answers that match nothing, evaluation sets.
-
-The functions for gold answers in texts that should not have them are here, too.
-"""
+"""Checks of problems that need the verifier or the problem sets of evaluations. `problems.sql` has the others."""
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from storage import layout
 from storage.errors import DamagedError
@@ -18,44 +14,11 @@ from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
 from storage.versions.datasets import rows as read_rows
 from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
-from tasks.audit.checks.templates import create_distinct_prompts
-from tasks.audit.checks.verdicts import stated
-from tasks.audit.decoding import Decoders
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.problem_set import SETTING_SQL
 from tasks.problems.rows import is_placeholder
 from tasks.score.verdict import Verdict
 from tasks.tables.sets import Case
-
-MOST_PROBLEMS = 0.5
-"""A share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak
-only if they contain the gold answers of more than this share of the problems."""
-_SHOWN = 80  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class StatedAnswer:
-    """Words that state an answer, and whether it is the gold answer.
-
-    Example: StatedAnswer("answer is 19", "12+7", is_gold=True, run="demo", version="runs/demo/trajectories/000000")
-    """
-
-    words: str
-    problem_id: str
-    is_gold: bool
-    run: str = ""
-    version: str = ""  # of the data set
-
-
-def leaks(answers: Iterable[StatedAnswer]) -> Iterator[StatedAnswer]:
-    """Group stated answers by their words; yield the gold ones of a group if most of its problems have a gold one."""
-    by_words: dict[tuple[str, str], dict[str, StatedAnswer]] = {}
-    for answer in answers:
-        by_words.setdefault((answer.run, answer.words), {})[answer.problem_id] = answer
-    for by_problem in by_words.values():
-        golds = [answer for answer in by_problem.values() if answer.is_gold]
-        if len(golds) > MOST_PROBLEMS * len(by_problem):
-            yield from golds
 
 
 def contains_gold(text: str, solutions: Sequence[str]) -> bool:
@@ -67,84 +30,6 @@ def contains_gold(text: str, solutions: Sequence[str]) -> bool:
         if (gold := re.sub(r"(?<=\d),(?=\d{3}\b)", "", solution.strip()))
     )
 
-
-@check("leaked_answers", "problem", needs="golds")
-def leaked_answers(evidence: AuditEvidence) -> Measured:
-    """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes.
-
-    The policy would learn to copy. What tools put out is the matter of `leaked_by_tool`, because a calculator puts out
-    answers rightly.
-    """
-    problems = evidence.database.all(
-        "select problem_id, prompt, solutions from problems where not all_left_out(data_sets)"
-    )
-    in_texts = [
-        StatedAnswer(words, name, is_gold)
-        for name, prompt, solutions in problems
-        for words, is_gold in stated(prompt, solutions)
-    ]
-    answers = (*leaks(in_texts), *leaks(_in_prompts(evidence)))
-    distinct = {(answer.problem_id, answer.words): answer for answer in answers}.values()
-    cases = [
-        Case("problem", each.problem_id, each.version, f'its prompt states the gold answer: "{each.words[:_SHOWN]}"')
-        for each in distinct
-    ]
-    found = evidence.database.flag_all("leaked_answers", cases)
-    turns = _flag_feedback(evidence)
-    says = (
-        f"the prompts of {found:,} of {len(problems):,} problems state the gold answer, and the feedback after "
-        f"{turns:,} turns gives it away"
-    )
-    return Measured(found + turns, len(problems), says)
-
-
-def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
-    """Yield the answers stated in the tokens that the policy was given; nothing if no tokenizer is left."""
-    create_distinct_prompts(evidence)
-    query = "select data_set, problem_id, solutions, ids from distinct_prompts order by number"
-    try:
-        decoders = Decoders(evidence)
-    except SkippedError:
-        return
-    for batch in decoders.decode(evidence, query):
-        for row, text in batch.columns("data_set", "problem_id", "solutions"):
-            version = evidence.data_sets[row["data_set"]].version
-            for words, is_gold in stated(text, row["solutions"]):
-                yield StatedAnswer(words, row["problem_id"], is_gold, batch.run, version)
-
-
-def _flag_feedback(evidence: AuditEvidence) -> int:
-    """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
-    by_feedback: dict[str, list[str]] = {}
-    given: dict[str, int] = {}  # number of problems with the same feedback
-    for name, prompt, solutions, feedback, problems in evidence.database.all("from feedback_with_gold"):
-        if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
-            by_feedback.setdefault(feedback, []).append(name)
-            given[feedback] = problems
-    leaking = [
-        (name, feedback)
-        for feedback, names in by_feedback.items()
-        if len(names) > MOST_PROBLEMS * given[feedback]
-        for name in names
-    ]
-    cases = [
-        Case("turn", row, version, f'the feedback after turn {turn + 1} gives the gold away: "{feedback[:_SHOWN]}"')
-        for row, version, turn, feedback, solutions, written in evidence.database.all(
-            _SAID_BEFORE, [name for name, _ in leaking], [feedback for _, feedback in leaking]
-        )
-        if not contains_gold(written, solutions)
-    ]
-    return evidence.database.flag_all("leaked_answers", cases)
-
-
-_SAID_BEFORE = """
-    select trajectory_id, version, turn, feedback, solutions,
-        (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)
-    from told s
-    join (select unnest(?::varchar[]) as problem_id, unnest(?::varchar[]) as feedback) using (problem_id, feedback)
-    join (select row, trajectory_id, data_set, solutions from trajectories) using (row)
-    join (select data_set, version from data_sets) using (data_set)"""
-"""SQL: the turns that got a feedback, and what the policy had said by then."""
 
 MOST_GOLDS = 20_000
 """The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""

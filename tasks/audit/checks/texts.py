@@ -10,8 +10,6 @@ from stdnum.us import ssn
 from storage.visible import HIDDEN
 from tasks.audit.checks import AuditEvidence, Measured, check
 
-_BATCH = 4096
-
 Kinds = Mapping[str, tuple[str, Callable[[str, str, str], bool]]]
 """By name a pattern, which Python and RE2 read in the same way, and whether a match is of this kind: a function of the
 match and the texts before and after it."""
@@ -20,48 +18,40 @@ match and the texts before and after it."""
 @check("secrets", "turn")
 def secrets(evidence: AuditEvidence) -> Measured:
     """Count texts in the form of a well-known kind of key: data sets are copied and kept, and a policy repeats them."""
-    return _search(evidence, "secrets", _pattern(_SECRETS), secret, "what looks like a key or a password")
+    return _search(evidence, "secrets", "secret", _pattern(_SECRETS), "what looks like a key or a password")
 
 
 @check("personal_data", "turn")
 def personal_data(evidence: AuditEvidence) -> Measured:
     """Count texts that have the form and the check digits of personal data, such as addresses and card numbers."""
-    return _search(evidence, "personal_data", _pattern(_PERSONAL), personal, "what looks like personal data")
+    return _search(evidence, "personal_data", "personal", _pattern(_PERSONAL), "what looks like personal data")
 
 
 @check("hidden_characters", "turn")
 def hidden_characters(evidence: AuditEvidence) -> Measured:
     """Count texts with a character that `HIDDEN` matches: people then read another text than the policy."""
-    return _search(evidence, "hidden_characters", HIDDEN, _hidden, "characters that hide or reorder text")
+    return _search(evidence, "hidden_characters", "hidden", HIDDEN, "characters that hide or reorder text")
 
 
-def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[str], str], what: str) -> Measured:
-    """Count and flag the prompts, turns and pieces of feedback in which `read` finds something.
+def _search(evidence: AuditEvidence, name: str, function: str, pattern: str, what: str) -> Measured:
+    """Count and flag the prompts, turns and pieces of feedback in which a function of SQL finds something.
 
     Args:
         evidence: the texts to search.
         name: name of the check.
-        pattern: a regular expression for RE2, a first filter: `read` is called only for distinct texts that match it.
-        read: returns what the text has, in words, or an empty string. It must not repeat a secret.
+        function: returns what a text has, in words, or an empty string. It must not repeat a secret.
+        pattern: a regular expression for RE2, a first filter: distinct texts that match it are read by the function.
         what: what the check searches for, in words.
     """
     database = evidence.database
     database.connection.execute(
-        """create or replace temp table matching as
-        select unit, id, data_set, name, (hash(text) >> 1)::bigint as digest, text from texts
-        where regexp_matches(text, ?)""",
+        f"""create or replace temp table matching as select text, {function}(text) as kind
+        from (select distinct text from texts where regexp_matches(text, ?))""",
         [pattern],
     )
-    distinct = database.connection.sql("select digest, any_value(text) from matching group by 1")
-    kinds = [
-        {"digest": digest.as_py(), "kind": kind}
-        for batch in distinct.to_arrow_reader(_BATCH)
-        for digest, text in zip(*batch.columns, strict=True)
-        if (kind := read(text.as_py()))
-    ]
-    query = "select id, data_set, name || ' has ' || kind from matching join found using (digest) where unit = '{}'"
-    found = database.flag(name, "problem", query.format("problem"), found=kinds)
-    found += database.flag(name, "turn", query.format("turn"), found=kinds)
+    query = """select id, data_set, name || ' has ' || kind from texts join matching using (text)
+        where kind <> '' and unit = '{}'"""
+    found = database.flag(name, "problem", query.format("problem")) + database.flag(name, "turn", query.format("turn"))
     total = database.count("texts")
     return Measured(found, total, f"{found:,} of {total:,} prompts, turns and pieces of feedback have {what}")
 
@@ -88,7 +78,8 @@ def personal(text: str) -> str:
     return _kind(text, _PERSONAL)
 
 
-def _hidden(text: str) -> str:
+def hidden(text: str) -> str:
+    """Return the first character that hides or reorders text, as its number in Unicode."""
     found = re.search(HIDDEN, text)
     return f"U+{ord(found[0]):04X}" if found else ""
 

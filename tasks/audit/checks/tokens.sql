@@ -102,6 +102,73 @@ select any_value(b.trajectory_id), b.data_set, 'its prompt has other tokens than
 from begun b join usual u using (data_set, problem_id)
 group by b.row, b.data_set having not bool_or(b.digest = u.digest)
 
+-- check: text_differs
+-- unit: turn
+-- needs: tokens tokenizer
+-- says: {found} of {of:,} turns have tokens that differ from their text
+-- among: turns
+-- The graded text is then not the trained one. Tokens are decoded without special tokens, like the rollout decodes
+-- them. Five million take a second.
+select trajectory_id, data_set,
+    turn_name(turn) || ': its tokens say "' || left(decoded, 80) || '", its text "' || left(text, 80) || '"'
+from (
+    select *, decoded(data_set, ids) as decoded
+    from (select trajectory_id, data_set, turn, t.text as text, ids from turn_tokens)
+) where decoded <> text and without_tags(text) <> without_tags(unended(data_set, ids))
+
+-- check: template_drift
+-- unit: trajectory
+-- needs: tokens tokenizer
+-- The form of a prompt is its decoded text with a mark instead of the problem's text. The value is the number of forms
+-- besides the most frequent one of a run, and of turns whose feedback is not in the tokens that follow. Each member of a
+-- mixture has its own form, because it may have its own agent. The prompts of agents that begin several conversations in
+-- an episode are not compared: the agent wrote them. Nor are those of runs with more than 8 forms and no majority,
+-- because they vary their prompts on purpose.
+-- before:
+create or replace temp table prompt_forms as
+    select p.* exclude (ids), p.run || coalesce('/' || m.name, '') as player,
+        form(data_set, decoded_whole(data_set, ids), prompt) as form
+    from distinct_prompts p
+    left join members m on m.run = p.run and m.name = split_part(p.problem_id, '/', 1);
+create or replace temp table usual_forms as
+    select * from (
+        select player, form, min(number) as number, sum(episodes) as episodes,
+            count(*) over of_player as forms, sum(sum(episodes)) over of_player as total
+        from prompt_forms where form is not null group by player, form window of_player as (partition by player)
+    )
+    qualify row_number() over (partition by player order by episodes desc, number) = 1
+        and (forms <= 8 or 2 * episodes > total);
+create or replace temp table given_feedback as
+    select run, feedback, digest, shows(data_set, decoded_whole(data_set, ids), feedback) as shown from (
+        select run, feedback, digest, any_value(data_set) as data_set, any_value(ids) as ids
+        from between_turns join (select data_set, run from data_sets) using (data_set)
+        where trim(feedback) <> '' group by run, feedback, digest
+    );
+-- cases:
+select t.trajectory_id, t.data_set, o.detail
+from prompts_given t join data_sets d using (data_set) join (
+    select run, prompt, digest, min(difference(p.form, u.form)) as detail
+    from prompt_forms p join usual_forms u using (player) where p.form <> u.form group by all
+) o on o.run = d.run and o.prompt = t.prompt and o.digest = t.digest
+-- also turn:
+-- Turns whose feedback none of the turns that follow them was given: branches are given other texts.
+select any_value(p.trajectory_id), p.data_set,
+    'the tokens after ' || turn_name(p.turn) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
+from between_turns p join data_sets d using (data_set)
+join given_feedback f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest
+group by p.row, p.data_set, p.turn, p.feedback having not bool_or(f.shown)
+-- measured:
+select beyond + turns, prompts, format(
+    '{} forms of the prompt besides the usual one, in {:,} trajectories; {:,} distinct prompts were checked. '
+    || 'The feedback after {:,} turns is not in the tokens that follow; {:,} distinct pieces were checked',
+    beyond, cases_of('template_drift', 'trajectory'), prompts, turns, pieces)
+from (
+    select coalesce(sum(forms - 1), 0)::bigint as beyond, cases_of('template_drift', 'turn') as turns,
+        (select count(*) from prompt_forms semi join usual_forms using (player)) as prompts,
+        (select count(shown) from given_feedback) as pieces
+    from usual_forms
+)
+
 -- check: loops
 -- unit: turn
 -- needs: tokens

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from configs import Config, load
 from storage import layout
 from storage.commands.program import Output, table
-from storage.errors import counted, first_few
+from storage.errors import counted
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA
@@ -80,7 +80,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     faulty = [row for row in bad if not (rollouts and isinstance(row, UnshownRow))]
     remedy = f"check that --format={arguments.format} is right"
     refuse_bad_rows(", ".join(files), len(rollouts), faulty, config.problems.max_bad_share, remedy)
-    numbered = _keep_apart(rollouts)
+    _keep_apart(rollouts)
     lacks = Counter(what for rollout in rollouts for what in rollout.lacks)
     if lacks["golds"]:
         config = load(arguments.config, ["score.type=environment", *knobs])
@@ -89,7 +89,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         lacks["scores"] = len(rollouts)
     skipped = {what: [each.name for each in all_checks().values() if what in each.needs.split()] for what in lacks}
     lacking = [(LACKED[what], lacks[what], ", ".join(skipped[what]) or "none") for what in sorted(lacks)]
-    root, lines = shlex.quote(config.storage.root), numbered
+    root, lines = shlex.quote(config.storage.root), list[str]()
     if bad:
         of_all = f"{len(bad)} of {len(bad) + len(rollouts)} rows are left out"
         lines.append(f"{of_all}, {len(bad) - len(faulty)} of them without tokens")
@@ -135,31 +135,23 @@ def read(patterns: Iterable[str], form: str, chat: Chat | None) -> tuple[list[Ro
     return rollouts, bad
 
 
-def _keep_apart(rollouts: Sequence[Rollout]) -> list[str]:
-    """Set the steps of rows that tell none, so that files with the same problems become several data sets.
-
-    The name of a file may tell it. Else, of files with the same problems, each is a step. Return what there is to say.
+def _keep_apart(rollouts: Sequence[Rollout]) -> None:
+    """Set the steps of rows that tell none but the names of whose files do.
 
     Raises:
         ValueError: files have the same problems at the same step, as those of several models have.
     """
-    files, played = dict[str, int](), defaultdict[tuple[int, str], set[str]](set)
+    played = defaultdict[tuple[int, str], set[str]](set)
     for each in rollouts:
         file = each.row.partition(" of ")[2]
-        files.setdefault(file, len(files))
         if "step" not in each.model_fields_set and (named := _STEP.findall(file)):
             each.step = int("".join(named[-1]))
         played[each.step, problem_of(each).problem_id].add(file)
-    shared = next(((step, *sorted(names)) for (step, _), names in played.items() if len(names) > 1), None)
-    if not shared:
-        return []
-    if any("step" in each.model_fields_set for each in rollouts):  # also one that was set above
-        both = f"{shared[1]} and {shared[2]} have the same problems at step {shared[0]}"
-        raise ValueError(f"{both}: join parts of a step; import the files of each model under a --name of its own")
-    for each in rollouts:
-        each.step = files[each.row.partition(" of ")[2]]
-    steps = first_few([f"{file} is {number}" for file, number in files.items()], 5)
-    return [f"files have the same problems and tell no step, so each is a step: {steps}"]
+    for (step, _), names in played.items():
+        if len(names) > 1:
+            both = " and ".join(sorted(names)[:2])
+            remedy = "join parts of a step; import the files of each model under a --name of its own"
+            raise ValueError(f"{both} have the same problems at step {step}: {remedy}")
 
 
 def _load_chat(folder: str) -> Chat | None:

@@ -6,7 +6,6 @@ results is shown.
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +23,8 @@ from tasks.audit.database import AuditDatabase
 _TABLES = Path(__file__).parent / "listing.sql"
 _CACHED_LISTS = 4  # results of filters, 8 bytes for each trajectory
 
-Rows = npt.NDArray[np.int64]
-NOTHING: Rows = np.zeros(0, np.int64)
+RowNumbers = npt.NDArray[np.int64]
+NOTHING: RowNumbers = np.zeros(0, np.int64)
 
 
 class Filter(BaseModel):
@@ -72,83 +71,48 @@ def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
 
 
 _ON_TRAJECTORY = {
-    "text": """prompt in (select number from prompts where contains(lower(text), lower(?)))
-        or row in (select row from turns where contains(lower(text), lower(?)) or contains(lower(feedback), lower(?)))
-        """,
+    "text": "row in (from rows_with_text(?))",
     "status": "status = ?",
     "problem": "trim(problem_id) = trim(?)",
     "data_set": "data_set in (select data_set from data_sets where contains(lower(version), lower(?)))",
-    "check": " or ".join(
-        f"""row in (select l.row from listing l join data_sets d using (data_set) join cases c on c.id = {name}
-        where c.check_name = ? and c.unit in {units} and c.data_set in ('', d.version))"""
-        for name, units in (
-            ("l.trajectory_id", "('trajectory', 'turn', 'call')"),
-            ("l.problem_id", "('group', 'problem')"),
-            ("d.version", "('data set')"),
-        )
-    ),
+    "check": "row in (from rows_with_case(?))",
 }
-"""SQL conditions on a row of `listing`, by parameter. For a check: a case of the trajectory, of its group
-or problem, or of its data set."""
+"""SQL conditions on a row of `listing`, by parameter."""
 _OF_CALLS = {"some": "calls > 0", "none": "calls = 0"}
 _OF_TURN = {"any": "true", "first": "turn = 0", "last": '"last"'}
 _OF_VERDICT = {"unscored": "verdict is null", "disagree": "verdict <> environment_verdict and verdict <> 'none'"}
 """Conditions on a row of `listing` (calls) or of `turns`, by value of a parameter."""
 
-_Conditions = list[tuple[str, Any]]
-"""SQL conditions, each with the value of its placeholders."""
-
 
 def _where(wanted: Filter) -> tuple[str, list[Any]]:
     """Return the filter as a condition on the table `listing`, and its parameters."""
-    whole: _Conditions = [("true", None)]
-    whole += [(sql, getattr(wanted, name)) for name, sql in _ON_TRAJECTORY.items() if getattr(wanted, name)]
+    whole = {sql: getattr(wanted, name) for name, sql in _ON_TRAJECTORY.items() if getattr(wanted, name)}
     if wanted.calls:
-        whole.append((_OF_CALLS.get(wanted.calls, "row in (select row from calls where status = ?)"), wanted.calls))
-    turn: _Conditions = []
+        whole[_OF_CALLS.get(wanted.calls, "row in (select row from calls where status = ?)")] = wanted.calls
+    turn = dict[str, Any]()
     if wanted.verdict:
-        sql = _OF_VERDICT.get(wanted.verdict, "coalesce(verdict, environment_verdict) = ?")
-        turn.append((sql, wanted.verdict))
+        turn[_OF_VERDICT.get(wanted.verdict, "coalesce(verdict, environment_verdict) = ?")] = wanted.verdict
     for sign, bound in ((">=", wanted.least), ("<=", wanted.most)):
         if bound is not None:
-            turn.append((f"coalesce(scored_reward, reward) {sign} ?", bound))
-    condition, parameters = _joined(whole)
-    if turn:  # one turn has to fulfil all conditions
-        turn.append((_OF_TURN.get(wanted.turn, "turn = ?::integer - 1"), wanted.turn))
-        of_turn, more = _joined(turn)
-        condition, parameters = f"{condition} and row in (select row from turns where {of_turn})", parameters + more
-    return condition, parameters
+            turn[f"coalesce(scored_reward, reward) {sign} ?"] = bound
+    if turn:
+        turn[_OF_TURN.get(wanted.turn, "turn = ?::integer - 1")] = wanted.turn
+    of_turn = [f"row in (select row from turns where {' and '.join(turn)})"] if turn else []
+    values = [value for sql, value in [*whole.items(), *turn.items()] if "?" in sql]
+    return " and ".join(["true", *whole, *of_turn]), values
 
 
-def _joined(conditions: _Conditions) -> tuple[str, list[Any]]:
-    values = [value for sql, value in conditions for _ in range(sql.count("?"))]
-    return " and ".join(f"({sql})" for sql, _ in conditions), values
+ListItem = dict[str, Any]
+"""A line of the list: a row of `list_items` in `listing.sql`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListItem:
-    """A line of the list."""
+def address(item: ListItem, wanted: Filter | None = None, **more: str | int) -> str:
+    """Return the query of an address for a trajectory and the list in which it was found.
 
-    row: int
-    trajectory_id: str
-    version: str
-    iteration: int
-    problem_id: str
-    sample: int
-    status: str
-    turns: int
-    calls: int
-    tokens: int  # sampled
-    earned: float | None  # its return, the sum of its rewards: from the score, or from the environment without a score
-    verdicts: list[str] | None  # of its turns, from the same source
-    answer: str | None  # the beginning of the last turn
-
-    def address(self, wanted: Filter | None = None, **more: str | int) -> str:
-        """Return the query of an address for this trajectory and the list in which it was found.
-
-        The id stays valid after a restart; the row tells trajectories with the same id apart.
-        """
-        return urlencode({"id": self.trajectory_id, "row": self.row, **(wanted.chosen() if wanted else {}), **more})
+    The id stays valid after a restart; the row tells trajectories with the same id apart.
+    """
+    chosen = wanted.chosen() if wanted else {}
+    return urlencode({"id": item["trajectory_id"], "row": item["row"], **chosen, **more})
 
 
 class Library:
@@ -169,21 +133,15 @@ class Library:
         self.checks = [name for (name,) in database.all("select distinct check_name from cases order by 1")]
         self.find = lru_cache(_CACHED_LISTS)(self._find)
 
-    def _find(self, wanted: Filter) -> Rows:
+    def _find(self, wanted: Filter) -> RowNumbers:
         """Return the row numbers of all trajectories that match `wanted`, in the order of the list."""
         condition, parameters = _where(wanted)
         return self._rows(condition, *parameters)
 
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Return the lines of the list for `rows`, in the same order."""
-        found = self.database.all(
-            """select row, trajectory_id, version, l.iteration, problem_id, sample, status, turns, calls, tokens,
-            earned, verdicts, answer
-            from listing l join data_sets using (data_set) where list_contains(?, row)""",
-            list(rows),
-        )
-        by_row = {columns[0]: ListItem(*columns) for columns in found}
-        return [by_row[row] for row in rows if row in by_row]
+        query = "from list_items where list_contains(?, row) order by list_position(?, row)"
+        return self.database.records(query, list(rows), list(rows))
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
         """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
@@ -194,7 +152,7 @@ class Library:
         in_set = "data_set in (select data_set from data_sets where version = ?)"
         return list(self._rows(f"{in_set} and problem_id = ?", data_set, problem_id).tolist())
 
-    def _rows(self, condition: str, *parameters: Any) -> Rows:
+    def _rows(self, condition: str, *parameters: Any) -> RowNumbers:
         return self.database.integers(f"select row from listing where {condition} order by position", *parameters)
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:

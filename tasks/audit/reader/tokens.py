@@ -5,6 +5,7 @@ numbers are in the legend.
 """
 
 import math
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise, zip_longest
@@ -129,57 +130,42 @@ def _title(row: Trajectory, position: int) -> str:
     return f"{title}, sequence {starts.index(begin) + 1} of {len(starts)}" if len(starts) > 1 else title
 
 
-LOGPROB_EDGES = (-0.01, -0.1, -0.5, -1.0, -2.0, -4.0)
-"""In nats; a logprob below the first n edges is in step n, so likely tokens are in step 0."""
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The colours of numbers: step n is for numbers from edge n - 1 up to edge n.
 
-
-Legend = list[tuple[str, str]]
-"""The steps of a colour: CSS class and range of values, such as ("p6", "below -4 (0.018)")."""
-
-
-def logprob_step(logprob: float | None) -> str:
-    """Return the CSS class of a sampled token for its logprob; empty without one.
-
-    >>> logprob_step(0.0), logprob_step(-0.3), logprob_step(-9.0), logprob_step(math.nan)
-    ('p0', 'p2', 'p6', 'broken')
+    >>> LOGPROBS.step(-0.3), LOGPROBS.step(0.5), advantages_up_to(1.0).step(0.4), advantages_up_to(0.0).step(0.0)
+    ('p2', 'broken', 'a1', 'zero')
     """
-    if logprob is None:
-        return ""
-    if math.isnan(logprob) or logprob > 0:
-        return "broken"
-    return f"p{sum(logprob < edge for edge in LOGPROB_EDGES)}"
+
+    steps: Sequence[str]  # CSS classes, of the lowest numbers first
+    edges: Sequence[float]  # one less than the steps
+    texts: Sequence[str]  # of the edges
+    most: float = math.inf  # a larger number is broken
+
+    def step(self, number: float | None) -> str:
+        """Return the CSS class of a number; empty without one."""
+        if number is None:
+            return ""
+        return "broken" if math.isnan(number) or number > self.most else self.steps[bisect(self.edges, number)]
+
+    def legend(self) -> list[tuple[str, str]]:
+        """Return all steps, the lowest first: CSS class and range of values, such as ("p6", "below -4 (0.018)")."""
+        between = [f"{one} to {other}" for one, other in pairwise(self.texts)]
+        return list(zip(self.steps, [f"below {self.texts[0]}", *between, f"above {self.texts[-1]}"], strict=True))
 
 
-def logprob_legend() -> Legend:
-    """Return all steps, likely tokens first."""
-    edges = [f"{edge:g} ({math.exp(edge):.2g})" for edge in LOGPROB_EDGES]
-    return _legend([f"p{number}" for number in range(len(edges) + 1)], edges, "above", "below")
+_NATS = (-4.0, -2.0, -1.0, -0.5, -0.1, -0.01)
+LOGPROBS = Scale(
+    [f"p{n}" for n in range(6, -1, -1)], _NATS, [f"{edge:g} ({math.exp(edge):.2g})" for edge in _NATS], 0.0
+)
+"""For logprobs of sampled tokens; the texts of the edges have the probabilities."""
 
 
-def _legend(steps: Sequence[str], edges: list[str], first: str, last: str) -> Legend:
-    between = [f"{one} to {other}" for one, other in pairwise(edges)]
-    return list(zip(steps, [f"{first} {edges[0]}", *between, f"{last} {edges[-1]}"], strict=True))
-
-
-_ADVANTAGE_STEPS = ("n3", "n2", "n1", "zero", "a1", "a2", "a3")
-
-
-def advantage_step(advantage: float | None, largest: float) -> str:
-    """Return the CSS class of a token for its advantage relative to the largest one; empty without an advantage.
-
-    >>> advantage_step(-1.0, 1.0), advantage_step(0.4, 1.0), advantage_step(0.0, 0.0), advantage_step(None, 1.0)
-    ('n3', 'a1', 'zero', '')
-    """
-    if advantage is None:
-        return ""
-    if not math.isfinite(advantage):
-        return "broken"
-    return _ADVANTAGE_STEPS[3 + (round(3 * advantage / largest) if largest else 0)]
-
-
-def advantage_legend(largest: float) -> Legend:
-    """Return all steps, the most negative first; the edges are at 1/6, 1/2 and 5/6 of the largest advantage."""
-    return _legend(_ADVANTAGE_STEPS, [f"{n * largest / 6:.3g}" for n in (-5, -3, -1, 1, 3, 5)], "below", "above")
+def advantages_up_to(largest: float) -> Scale:
+    """Return the scale with edges at 1/6, 1/2 and 5/6 of the largest advantage."""
+    edges = [n * (largest or 1.0) / 6 for n in (-5, -3, -1, 1, 3, 5)]
+    return Scale(("n3", "n2", "n1", "zero", "a1", "a2", "a3"), edges, [f"{edge:.3g}" for edge in edges])
 
 
 class NoAdvantageError(Exception):
@@ -269,16 +255,8 @@ def _group(
 ) -> tuple[list[Trajectory], list[Score], Reward]:
     """Return the trajectories and scores of a group, and the reward with the least one of the whole data set."""
     database, rows = library.database, library.group(data_set.version, problem_id)
-    scores = database.all(
-        """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason, scored_reward
-        from turns where verdict is not null and list_contains(?, row)""",
-        rows,
-    )
+    scores = database.all("select * exclude (row) from stored_scores where list_contains(?, row)", rows)
     (scorer,) = database.one("select any_value(scorer) from turns where list_contains(?, row)", rows)
-    least = database.number(
-        """select min(scored_reward) from turns semi join
-        (select row from episodes where status in ('completed', 'truncated')) using (row)
-        where data_set = ? and scorer = ? and verdict <> 'none'""",
-        *(data_set.number, scorer),
-    )
+    query = "select max(least) from least_rewards where data_set = ? and scorer = ?"
+    least = database.number(query, data_set.number, scorer)
     return library.trajectories(rows), [Score(*columns) for columns in scores], settled(reward, scorer or "", [least])

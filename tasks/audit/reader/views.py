@@ -19,10 +19,10 @@ from storage.version_names import PolicyVersion, select
 from tasks.audit.database import AuditDatabase, read_conversations
 from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
-from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, parse
+from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, address, parse
 from tasks.audit.reader.serving import HEADERS, Render, create_site
-from tasks.audit.reader.tokens import Advantages, NoAdvantageError, Token, compute_advantages
-from tasks.audit.record import CASES, REPORT
+from tasks.audit.reader.tokens import Advantages, NoAdvantageError, compute_advantages
+from tasks.audit.run import CASES, REPORT
 from tasks.tables.sets import DataSet
 
 LINES = 50
@@ -83,7 +83,7 @@ class Views:
             problem=problem,
             group=Filter(problem=problem, data_set=data_set),
             conversations=read_conversations(self.library.database, rows[page.chosen]),
-            entries={entry.row: entry for entry in self.library.entries(rows[page.chosen])},
+            entries={entry["row"]: entry for entry in self.library.entries(rows[page.chosen])},
             page=page,
             address=lambda **more: urlencode({"data_set": data_set, "problem": problem, **more}),
         )
@@ -104,12 +104,12 @@ class Views:
             entry=self.library.entries([row])[0],
             trajectory=trajectory,
             conversation=conversation,
-            turns=list(zip(conversation.turns, trajectory.turns, strict=True)),
+            turns=list(zip(conversation["turns"], trajectory.turns, strict=True)),
             cases=self.library.database.all(
                 """select check_name, detail from cases
                 where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?)
                 order by all limit 100""",
-                *(conversation.trajectory_id, conversation.data_set),
+                *(name, conversation["data_set"]),
             ),
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
@@ -144,12 +144,7 @@ class Views:
                 advantages = compute_advantages(self.library, data_set, trajectory)
             except NoAdvantageError as error:
                 why_not = str(error)
-
-        def step(token: Token) -> str:
-            if by_advantage:
-                return tokens.advantage_step(token.advantage, advantages.largest)
-            return tokens.logprob_step(token.logprob)
-
+        scale = tokens.advantages_up_to(advantages.largest) if by_advantage else tokens.LOGPROBS
         return {
             "part": page.number,
             "parts": page.count,
@@ -158,8 +153,7 @@ class Views:
             "colour": "advantage" if by_advantage else "logprob",
             "advantages": advantages,
             "why_not": why_not,
-            "legend": tokens.advantage_legend(advantages.largest) if by_advantage else tokens.logprob_legend(),
-            "step": step,
+            "scale": scale,
         }
 
 
@@ -199,7 +193,7 @@ def create_app(
         notes: sentences about data that cannot be shown.
     """
     moved = "If files were moved or collected, start the reader again."
-    app, render = create_site([], moved, root=store.root, has_audit=audit is not None)
+    app, render = create_site([], moved, root=store.root, has_audit=audit is not None, address_of=address)
     library = Library(database, audit / CASES if audit else None)
     views = Views(library, render, store, data_sets, cache, notes)
     for path, view in (("/", views.listing), ("/group", views.group), ("/trajectory", views.trajectory)):

@@ -16,12 +16,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from storage.visible import visible
-from tasks.audit.database import StoredConversation
+from tasks.audit.database import Conversation
 from tasks.audit.report import wording
 from tasks.audit.report.plots import Values, attributes, by_turn, plots, rewards
 from tasks.audit.results import AuditResult, SetNumbers
 
-Conversations = Mapping[tuple[str, str], StoredConversation]
+Conversations = Mapping[tuple[str, str], Conversation]
 
 TEMPLATES = Path(__file__).parent / "templates"
 STYLES = ("missing.min.css", "style.css")

@@ -12,7 +12,7 @@ from configs.audit import Checks
 from storage.errors import counted
 from storage.records import CallStatus
 from storage.visible import visible
-from tasks.audit.results import VERDICTS, AuditResult, CheckResult
+from tasks.audit.results import LEVELS, AuditResult, CheckResult
 
 MISSING = "\u2013"  # an en dash
 
@@ -102,7 +102,7 @@ def audited_data(result: AuditResult) -> str:
 
 def ordered(result: AuditResult) -> list[CheckResult]:
     """Return all checks, alarms first."""
-    return sorted(result.checks, key=lambda check: VERDICTS.index(check.verdict))
+    return sorted(result.checks, key=lambda check: LEVELS.index(check.verdict))
 
 
 def alarms(result: AuditResult) -> list[CheckResult]:
@@ -115,9 +115,12 @@ _MOST = 500  # characters of one text
 
 def summary(result: AuditResult) -> str:
     """Return the verdict, the amount of data and the alarms as Markdown; text from data is escaped."""
-    found = "\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm."
+    rows = [row for row in check_rows(result) if row["verdict"] in ("fail", "warn")]
+    line = "- **{}** {}: {} ({}, threshold {}, cases {})"
+    names = ("verdict", "check", "found", "value", "threshold", "cases")
+    found = "\n".join(line.format(*(plain(row[name]) for name in names)) for row in rows)
     audited = f"Audited: {plain(audited_data(result))}. Store: {plain(result.store)}"
-    return f"# {plain(headline(result))}\n\n{audited}\n\n{found}\n"
+    return f"# {plain(headline(result))}\n\n{audited}\n\n{found or 'No check raised an alarm.'}\n"
 
 
 def check_rows(result: AuditResult) -> list[dict[str, str]]:
@@ -147,11 +150,3 @@ def plain(text: str) -> str:
 
 def _line(text: str) -> str:
     return " ".join(visible(text, _MOST).split())
-
-
-def _alarm(check: CheckResult) -> str:
-    measured = f"{value(check)}, threshold {threshold(check)}"
-    cases = f"; {counted(check.cases, 'case')}" if check.cases else ""
-    examples = f", such as {plain(check.examples[0].id)}" if check.examples else ""
-    found = f"{plain(check.says)} ({plain(measured)}{cases}{examples})"
-    return f"- **{plain(check.verdict.upper())}** {plain(check.name)}: {found}"
