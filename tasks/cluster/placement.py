@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tasks.rollout.remote.messages import WorkerFailedError
+from tasks.rollout.remote.interface import WorkerFailedError
 
 _PAUSE_S = 10.0
 """Time before another worker starts on a node whose last one was lost before it finished an episode."""
@@ -148,7 +148,7 @@ class LostWorkers:
     def cause(self) -> BaseException | None:
         """Why the first of the broken nodes is broken."""
         cause = next(iter(self.broken.values()), None)
-        return cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause
+        return cause.cause if isinstance(cause, WorkerFailedError) else cause
 
 
 def _free(node: Node) -> str:

@@ -26,7 +26,7 @@ from tasks.cluster.connection import environment, for_nodes, keep_logs, logs_of,
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.inference.devices import visible_devices
 from tasks.registry import Code, own_code
-from tasks.rollout.remote.messages import Failure
+from tasks.rollout.remote.interface import as_own
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ class RayTrainer:
         errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
         for number, error in errors.items():
             if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
-                own = Failure.of(error.cause).as_own(f"rank {number} failed: " if len(self._ranks) > 1 else "")
-                own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
-                return own
+                trace = f"rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}"
+                return as_own(error.cause, trace, f"rank {number} failed: " if len(self._ranks) > 1 else "")
         for number, error in errors.items():
             if not isinstance(error, RayTaskError):
                 return RanksLostError(f"rank {number} has ended: its process or its node is gone")

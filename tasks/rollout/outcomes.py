@@ -144,6 +144,10 @@ class FinishedGroup:
     rejected: bool
     counts: Counts
 
+    @property
+    def episodes(self) -> int:
+        return sum(number for (name, _), number in self.counts.items() if name == "status")
+
     @classmethod
     def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""

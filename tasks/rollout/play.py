@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -129,7 +129,7 @@ class OpenDataSet:
 
 
 class Change:
-    """Wakes the coroutine that waits for a change; any thread may note one."""
+    """Wakes the coroutine that waits for a change, now or later; any thread may note one."""
 
     def __init__(self) -> None:
         self._noted = asyncio.Event()
@@ -151,10 +151,14 @@ class Change:
         with self._lock:
             if self._loop:
                 self._loop.call_soon_threadsafe(self._noted.set)
+            else:  # nobody waits
+                self._noted.set()
 
-    async def wait(self) -> None:
-        """Wait for a change since the last call."""
-        await self._noted.wait()
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait for a change since the last call, but not longer than some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 can lose a cancellation
+                await self._noted.wait()
         self._noted.clear()
 
 

@@ -6,7 +6,7 @@ from configs import load
 from tasks.cluster.placement import LostWorkers, Needs, Node, PlacementError, Seat, check, place, table
 from tasks.cluster.workers import needs_of
 from tasks.inference.api import InferenceError
-from tasks.rollout.remote.messages import Failure, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.interface import WorkerFailedError, WorkerLostError
 
 
 def nodes(*shapes: tuple[float, float]) -> list[Node]:
@@ -74,7 +74,7 @@ def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch
     lost.note("b", WorkerLostError("killed"), useful=True)
     assert not lost.all_broken
     lost = LostWorkers()
-    lost.note("b", WorkerFailedError(Failure.of(InferenceError("no GPU"))), useful=True)
+    lost.note("b", WorkerFailedError(InferenceError("no GPU"), ""), useful=True)
     assert not lost.may_start("b")
     assert isinstance(lost.cause, InferenceError)
 
