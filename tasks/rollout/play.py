@@ -6,7 +6,6 @@ one data set, `tasks.rollout.stream.Stream` those of a run.
 
 import asyncio
 import gc
-import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -378,8 +377,16 @@ def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None
     """
     if freeze:
         _freeze_libraries()
+    threads = AgentThreads()
     try:
-        asyncio.run(_with_threads(playing))
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_default_executor(threads)
+            try:
+                runner.run(playing)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # interrupted
+                    threads.patience_s = 0.0
+                raise
     except (SystemExit, asyncio.CancelledError, RuntimeError) as error:
         stopped = str(error).startswith("Event loop stopped")  # asyncio has no exception class for it
         if interrupts.raised_by_handler(error) or (isinstance(error, RuntimeError) and not stopped):
@@ -400,13 +407,3 @@ def _freeze_libraries() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:
-    threads = AgentThreads()
-    asyncio.get_running_loop().set_default_executor(threads)
-    try:
-        await playing
-    finally:
-        if not isinstance(sys.exception(), Exception | None):  # interrupted
-            threads.patience_s = 0.0
