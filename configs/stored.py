@@ -112,7 +112,11 @@ CHANGES: Sequence[Change] = (
     Change("rollout.request_timeout_s", note="a completion takes at most half of rollout.episode_deadline_s"),
     Change("storage.serving_copy", note=_IN_FLOAT32),
     Change("storage.whole_copy_every", note=_IN_FLOAT32),
-    Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts"),
+    Change(
+        "train.max_restarts",
+        note="a flow that lost a rank is started again",
+    ),
+    Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s"),
     *(Change(knob, note="it is a constant: leave it out") for knob in _CONSTANTS.split()),
 )
 """All knobs that came or went with another behaviour. None is ever removed, because old stores still exist."""

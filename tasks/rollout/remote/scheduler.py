@@ -345,7 +345,8 @@ class Scheduler:
                 playing += len(load.playing)
                 self._loop.create_task(self._guarded(worker, self._enter, rollout, rollout.lose, worker, load))
         self._progress(f"{worker.remote.name} is lost: {error}. Others play its {playing} groups")
-        if isinstance(error, WorkerFailedError) and not error.of_its_host:
+        others = [each for each in self._workers if each.remote.plays or not worker.remote.plays]
+        if isinstance(error, WorkerFailedError) and not (error.of_its_host and others):
             self._fail(error.cause)
         self._on_loss(worker.remote, error, worker.useful)
         worker.remote.end()
