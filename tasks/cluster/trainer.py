@@ -181,25 +181,20 @@ class RayTrainer:
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself; the others only lost it. If none did, ranks were lost."""
         ray.wait(list(waiting), num_returns=len(waiting), timeout=_END_S)
-        errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
-        for number, error in errors.items():
-            if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
-                trace = f"rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}"
-                return as_own(error.cause, trace, f"rank {number} failed: " if len(self._ranks) > 1 else "")
-        for number, error in errors.items():
-            if not isinstance(error, RayTaskError):
-                return RanksLostError(f"rank {number} has ended: its process or its node is gone")
-        noticed = next(iter(errors.values()), None)
-        return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
-
-
-def _error_of(answer: Any) -> RayError | None:
-    """Return the error of an answer; None if it has none, or is not there yet."""
-    try:
-        ray.get(answer, timeout=0)
-    except RayError as error:
-        return None if isinstance(error, GetTimeoutError) else error
-    return None
+        lost: RanksLostError | None = None
+        for number, answer in enumerate(waiting):
+            try:
+                ray.get(answer, timeout=0)
+            except GetTimeoutError:
+                continue
+            except RayTaskError as error:
+                if not isinstance(error.cause, RanksLostError):
+                    trace = f"rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}"
+                    return as_own(error.cause, trace, f"rank {number} failed: " if len(self._ranks) > 1 else "")
+                lost = lost or RanksLostError(str(error.cause))
+            except RayError:
+                lost = RanksLostError(f"rank {number} has ended: its process or its node is gone")
+        return lost or RanksLostError("the first rank has ended")
 
 
 def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:

@@ -66,9 +66,8 @@ class OpenDataSet:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of its groups; a spare problem that was played without a stream has none."""
-        before = [note["group"] for note in self.adopted if note["group"] is not None]
-        return sorted([*before, *self.entered])
+        """The numbers of its groups, in a stream."""
+        return sorted([*(note["group"] for note in self.adopted), *self.entered])
 
     @property
     def rejected(self) -> int:

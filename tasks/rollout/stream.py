@@ -261,13 +261,6 @@ class Stream(SharedGroups):
                 groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
             elif Log(self._store, layout.journal(version)).length():
                 data_set = self._open_data_sets[index] = self._open(index)
-                if unnumbered := [note for note in data_set.adopted if "group" not in note]:
-                    # They were played without `run.overlap`: a data set is one draw, and a spare problem has no number.
-                    numbers = {
-                        problem.problem_id: index * size + place for place, problem in enumerate(self._draw(index))
-                    }
-                    for note in unnumbered:
-                        note["group"] = numbers.get(note["problem_id"])
                 groups = data_set.numbers
             self._data_set_of |= dict.fromkeys(groups, index)
         self._begun = max([begun, *(number + 1 for number in self._data_set_of)])

@@ -182,7 +182,11 @@ def test_the_first_cause_is_the_error_of_a_rank_and_not_that_others_lose_it(monk
         return RayTaskError("update", "the traceback", error)
 
     lost, own = failed(RanksLostError("rank 0 lost another one")), failed(ValueError("no such option"))
-    monkeypatch.setattr(trainer, "_error_of", lambda answer: answer)
+
+    def get(answer: Any, timeout: float) -> None:
+        raise answer
+
+    monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
     made = trainer.RayTrainer.__new__(trainer.RayTrainer)
     made._ranks = [object()] * 2
