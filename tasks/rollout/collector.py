@@ -14,9 +14,9 @@ from storage.records import Trajectory
 from storage.telemetry.metrics import PLAYING
 from tasks.agents.interface import EpisodeSpec
 from tasks.rollout.conversation import Conversation, cancel
+from tasks.rollout.guards import guarded
 from tasks.rollout.plan import Group
 from tasks.rollout.turns import Player, TurnBatcher
-from tasks.rollout.watch import watched
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def collect(
             loads[replica] -= 1
 
     try:
-        with watched(player.settings.episode_deadline_s):
+        with guarded(player.settings.episode_deadline_s):
             async with asyncio.TaskGroup() as playing:
                 while True:
                     for _ in range(together):

@@ -24,9 +24,9 @@ from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
+from tasks.rollout.guards import AgentThreads
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.watch import AgentThreads
 from tasks.score.scorers import SuccessRule
 from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades
 from tasks.train.orders import Progress

@@ -14,6 +14,7 @@ import contextvars
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -36,7 +37,6 @@ _CHECK_S = 1.0
 _GRADED_AT_ONCE = 2
 """Shards that a worker grades at the same time: it reads and uploads one while its verifier grades the other."""
 
-Task = asyncio.Task[None]
 OnLoss = Callable[[RemoteWorker, BaseException, bool], None]
 
 
@@ -46,7 +46,8 @@ class ScoringJob:
 
     waiting: dict[str, ShardOrder]
     """The orders that no worker carries out yet, by path of the trajectories."""
-    grading: dict[Attended, set[Task]] = field(default_factory=dict)
+    grading: Counter[Attended] = field(default_factory=Counter)
+    """The calls of each worker."""
     scored: list[ScoredShard] = field(default_factory=list)
     changed: Change = field(default_factory=Change)
     """Noted when a shard is done or waits again."""
@@ -74,7 +75,7 @@ class Scheduler:
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="scheduler", daemon=True)
-        self._workers: dict[Attended, set[Task]] = {}
+        self._workers: dict[Attended, set[asyncio.Task[None]]] = {}
         """The workers with the calls that they have not answered."""
         self._policy: PolicyVersion | None = None
         self._rollouts: list[SharedRollout] = []
@@ -207,18 +208,15 @@ class Scheduler:
             self._scoring = None
             for worker in self._workers:
                 worker.wrote.difference_update(order.shard.path for order in orders)
-            for task in itertools.chain(*job.grading.values()):
-                task.cancel()
+            job.waiting.clear()
         return job.scored
 
     def _let_grade(self, job: ScoringJob) -> None:
         for _ in range(_GRADED_AT_ONCE):  # one more for each in turn, so that few shards go to many workers
             for worker in [worker for worker in self._workers if worker.ready and job.waiting]:
-                tasks = job.grading.setdefault(worker, set())
-                if len(tasks) < _GRADED_AT_ONCE:
-                    task = self._start(worker, self._grade, worker, job)
-                    tasks.add(task)
-                    task.add_done_callback(tasks.discard)
+                if job.grading[worker] < _GRADED_AT_ONCE:
+                    job.grading[worker] += 1
+                    self._start(worker, self._grade, worker, job)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
         """Let a worker grade shards until none waits, first those that it wrote; if it is lost, another one goes on."""
@@ -233,6 +231,7 @@ class Scheduler:
                 raise
             finally:
                 job.changed.note()
+        job.grading[worker] -= 1
 
     async def _end(self) -> None:
         self._fail(EngineClosedError("the workers were ended while a rollout was playing"))
@@ -313,7 +312,7 @@ class Scheduler:
                 self._take_part(worker, rollout)
             self._note_all()
 
-    def _start(self, worker: Attended, step: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> Task:
+    def _start(self, worker: Attended, step: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Begin something with a worker, whose loss cancels it."""
         task = self._loop.create_task(self._guarded(worker, step, *args))
         if (tasks := self._workers.get(worker)) is None:
@@ -321,7 +320,6 @@ class Scheduler:
         else:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        return task
 
     async def _guarded(self, worker: Attended, step: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Await a step; its error means that the worker is lost, or else that the rollout ends."""
