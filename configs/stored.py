@@ -115,8 +115,9 @@ CHANGES: Sequence[Change] = (
     Change("storage.serving_copy", note=_IN_FLOAT32),
     Change("storage.whole_copy_every", note=_IN_FLOAT32),
     Change("train.kernels", note=_NEVER_ON_A_GPU),
+    Change("train.max_restarts", note="a flow that lost a rank is started again"),
     Change("train.moments", note=_NEVER_ON_A_GPU),
-    Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s, max_restarts"),
+    Change("trainer", note="its knobs are in train: on_cluster, timeout_s, startup_timeout_s"),
     *(Change(knob, note="it is a constant: leave it out") for knob in _CONSTANTS.split()),
 )
 """All knobs that came or went with another behaviour. None is ever removed, because old stores still exist."""

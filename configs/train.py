@@ -68,8 +68,6 @@ class Train(Knobs):
     all ranks end: one of them hangs, or a node is unreachable."""
     startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
     """Longest wait in each step of starting the ranks."""
-    max_restarts: NonNegativeInt = 0
-    """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
 
 
 class Optimizer(Knobs):

@@ -51,7 +51,7 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
     paid for. `--check` asks only those whose servers run already.
     """
     from tasks.annotate.annotating import ask_once, asker
-    from tasks.rollout.trial import try_out
+    from tasks.rollout.scripted import play_scripted
 
     config, rows, opened = workspace.config, list[dict[str, Any]](), workspace.models
     with open_verifier(workspace, workers=1) as verifier:
@@ -64,7 +64,9 @@ def _try_out(workspace: Workspace, problems: Sequence[Problem], tell: Callable[[
             for part, own in by_member(config.problems, problems):
                 few = [own[0], min(own, key=lambda problem: len(problem.prompt)), own[-1]]
                 with naming(part.where):
-                    findings += [f"{part.where}{line}" for line in try_out(config, policy, verifier, few, tell, rows)]
+                    findings += [
+                        f"{part.where}{line}" for line in play_scripted(config, policy, verifier, few, tell, rows)
+                    ]
         except (UnavailableError, ConfigError):
             raise
         except Exception as error:  # transformers and tokenizers raise whatever their parsers raise

@@ -48,7 +48,7 @@ MAY_CHANGE = (
     *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
     *WHERE_MODELS_ARE,
     *("train.parallel", "train.on_cluster", "train.timeout_s"),
-    *("train.startup_timeout_s", "train.max_restarts", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
+    *("train.startup_timeout_s", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`train.parallel`) computes the same up to rounding. `FROM_NEXT_UPDATE` changes later ones, whose manifests say so."""

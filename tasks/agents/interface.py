@@ -82,7 +82,7 @@ class AwaitingAgent(Protocol):
     - At `rollout.episode_deadline_s` it is cancelled and has two seconds to clean up; then the rollout goes on. What it
       returns then is recorded with the deadline as the reason.
     - It awaits slow operations, or runs them with `asyncio.to_thread`. If it blocks the event loop for as long as the
-      deadline, the process ends and logs where it was (`tasks.rollout.watch`).
+      deadline, the process ends and logs where it was (`tasks.rollout.guards`).
 
     The same rules apply to the environment, whose methods the agent calls.
     """

@@ -3,7 +3,6 @@
 Ray is that of this host (`local_ray`), or a cluster. A process on a node has the configuration, the store and its log.
 """
 
-import contextlib
 import logging
 import os
 import signal
@@ -29,9 +28,7 @@ from tasks.registry import Code, own_code, refuse_other
 
 logger = logging.getLogger(__name__)
 LOCAL = "local"
-_CONNECT_S, _TRY_S = 10.0, 1.0
-_AUTOSCALERS_METRICS = 44217
-"""The port of Ray's head for metrics of its autoscaler."""
+_CONNECT_S = 10.0
 _MODE = "RAY_AUTH_MODE"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _REMEDY = (
@@ -42,8 +39,6 @@ _LOG_BYTES = 1_000_000
 """Bytes of a log file that are kept, from its end."""
 _WAIT_S = 15.0
 """Longest wait for nodes that upload their logs."""
-_FOLDER = "folder_of_logs"
-"""Attribute of an error: where logs are kept because of it."""
 
 
 @contextmanager
@@ -82,7 +77,6 @@ def connected(config: Config) -> Iterator[None]:
         _loader().reset_cache()
         require_token()
         with _way_to(address), _connection(address):
-            _warn_of_metrics()
             yield
 
 
@@ -171,22 +165,6 @@ def _unreached(address: str, why: object) -> ConnectionError:
     return ConnectionError(f"no Ray cluster answers at {address}: {why}. {remedy}")
 
 
-def _warn_of_metrics() -> None:
-    """Warn if nodes export metrics, which Ray does on all interfaces and without asking for the token."""
-    import ray
-
-    exporting = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0}
-    head = ray.get_runtime_context().gcs_address.rpartition(":")[0].strip("[]")
-    with contextlib.suppress(OSError), socket.create_connection((head, _AUTOSCALERS_METRICS), _TRY_S):
-        exporting.add(head)
-    if exporting:
-        logger.warning(
-            "Ray exports metrics to everybody who reaches %s: set RAY_enable_metrics_collection=0 and "
-            "AUTOSCALER_METRIC_PORT=-1 before `ray start`",
-            ", ".join(sorted(exporting)),
-        )
-
-
 def require_token() -> None:
     """Raise ValueError unless this process asks others for a token, and has one."""
     import ray._raylet as raylet  # Ray has no public way to ask
@@ -271,29 +249,25 @@ def store_logs(config: Config, folder: str) -> None:
 def keep_logs(
     store: Store, run: str, processes: Sequence[Any], causes: Sequence[BaseException], progress: Callable[[str], None]
 ) -> None:
-    """Let the processes upload what their nodes have logged, and write down the causes, the first one first.
+    """Let the processes upload what their nodes have logged into a new folder, and write down the causes there.
 
-    The same error may end workers and trainer: what is kept because of it lies in one folder, with the causes of the
-    first call. If the store cannot be written, which may be the cause, a line of text says so.
+    If the store cannot be written, which may be the cause, a line of text says so.
 
     Args:
         store: the store of the run.
         run: its name.
         processes: actors that have `store_logs`; some may be gone.
-        causes: the errors that led to the end; the last one ends the flow.
+        causes: the errors that led to the end, the first one first.
         progress: called with a line of text that says where the logs are.
     """
-    kept: str | None = getattr(causes[-1], _FOLDER, None)
-    folder = kept or layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
-    if not kept:
-        texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
-        try:
-            Store(store.root, patience_s=_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
-        except (StorageError, OSError) as error:
-            progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
-            return
-        setattr(causes[-1], _FOLDER, folder)
-        progress(f"the causes of the failure, and the logs of all nodes that answer: {store.uri(folder)}")
+    folder = layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
+    texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
+    try:
+        Store(store.root, patience_s=_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
+    except (StorageError, OSError) as error:
+        progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
+        return
+    progress(f"the causes of the failure, and the logs of all nodes that answer: {store.uri(folder)}")
     import ray
 
     uploads = [process.store_logs.remote(folder) for process in processes]

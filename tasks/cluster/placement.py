@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tasks.rollout.remote.messages import WorkerFailedError
+from tasks.rollout.remote.interface import WorkerFailedError
 
 _PAUSE_S = 10.0
 """Time before another worker starts on a node whose last one was lost before it finished an episode."""
@@ -125,30 +125,19 @@ class LostWorkers:
         self._rest_s, self._last = rest_s, dict[str, float]()
         self._losses = Counter[str]()
         """Workers of each node that were lost before they finished an episode, since the last one that did."""
-        self.broken: dict[str, BaseException] = {}
-
-    @property
-    def all_broken(self) -> bool:
-        """Whether all nodes that have lost a worker are broken."""
-        return self.broken.keys() >= self._last.keys()
+        self._broken = set[str]()
 
     def note(self, node: str, error: BaseException, *, useful: bool) -> None:
         """Note that a worker of a node was lost, and whether it had finished an episode or graded a shard."""
         self._last[node] = time.monotonic()
         self._losses[node] = 0 if useful else self._losses[node] + 1
         if isinstance(error, WorkerFailedError) or self._losses[node] >= _MOST_LOSSES:
-            self.broken[node] = error
+            self._broken.add(node)
 
     def may_start(self, node: str) -> bool:
         """Return whether a worker may start on a node."""
         pause = _PAUSE_S if self._losses[node] else self._rest_s
-        return node not in self.broken and time.monotonic() >= self._last.get(node, -pause) + pause
-
-    @property
-    def cause(self) -> BaseException | None:
-        """Why the first of the broken nodes is broken."""
-        cause = next(iter(self.broken.values()), None)
-        return cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause
+        return node not in self._broken and time.monotonic() >= self._last.get(node, -pause) + pause
 
 
 def _free(node: Node) -> str:

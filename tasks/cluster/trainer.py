@@ -26,7 +26,7 @@ from tasks.cluster.connection import environment, for_nodes, keep_logs, logs_of,
 from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.inference.devices import visible_devices
 from tasks.registry import Code, own_code
-from tasks.rollout.remote.messages import Failure
+from tasks.rollout.remote.interface import as_own
 from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class RayTrainer:
     """Trains with `train.parallel` ranks (see `OrderedTrainer`), which run until the end of the block.
 
     Their cores and GPUs are reserved at once, in a placement group with a bundle for each. They start with the first
-    order. If one is lost, all start again from the last checkpoint, up to `train.max_restarts` times: an order names
-    versions in the store, so it can be given again, and the files of each attempt have a folder of their own.
+    order. If one is lost, all end. An order names versions in the store, so the next flow run can give it again; the
+    files of each attempt have a folder of their own.
 
     Args:
         config: the run's configuration.
@@ -70,7 +70,6 @@ class RayTrainer:
         strategy = "STRICT_PACK" if count == 1 else "PACK"
         self._reserved: PlacementGroup = placement_group([self._bundle] * count, strategy, **own)
         self._ranks: list[Any] = []
-        self._restarts = 0
 
     def __enter__(self) -> Self:
         if not self._reserved.wait(int(self._config.train.startup_timeout_s)):
@@ -83,14 +82,15 @@ class RayTrainer:
             if self._ranks and isinstance(value, Exception):
                 keep_logs(Store.of(self._config.storage), self._config.run.name, self._ranks, [value], self._progress)
         finally:
-            self._kill()
+            for rank in self._ranks:
+                ray.kill(rank)
             remove_placement_group(self._reserved)
 
     def update(self, order: UpdateOrder, progress: Progress) -> Made:
         """See `OrderedTrainer.update`.
 
         Raises:
-            RanksLostError: ranks were lost more than `train.max_restarts` times.
+            RanksLostError: a rank was lost; all end.
         """
         nonce, made = self._carry_out("update", order, progress)
         return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
@@ -101,21 +101,15 @@ class RayTrainer:
         return cast(float | None, found[0])
 
     def _carry_out(self, method: str, order: UpdateOrder | DistanceOrder, progress: Progress) -> tuple[str, list[Any]]:
-        """Let all ranks carry out an order, again after losses; return the attempt's nonce and their answers."""
-        while True:
-            nonce = new_nonce()
-            try:
-                if not self._ranks:
-                    self._start(progress)
-                asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
-                return nonce, self._answers(asked, progress)
-            except RanksLostError as error:
-                if self._restarts >= self._config.train.max_restarts:
-                    advice = "Start the flow again: it continues from the last checkpoint"
-                    raise RanksLostError(f"{error}. {advice}") from error
-                self._kill()
-                self._restarts += 1
-                progress(f"{error}\nAll ranks start again from the last checkpoint (restart {self._restarts})")
+        """Let all ranks carry out an order; return the nonce of its files and their answers."""
+        nonce = new_nonce()
+        try:
+            if not self._ranks:
+                self._start(progress)
+            asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
+            return nonce, self._answers(asked, progress)
+        except RanksLostError as error:
+            raise RanksLostError(f"{error}. Start the flow again: it continues from the last checkpoint") from error
 
     def _start(self, progress: Progress) -> None:
         """Start all ranks, and wait until they have met."""
@@ -187,31 +181,20 @@ class RayTrainer:
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself; the others only lost it. If none did, ranks were lost."""
         ray.wait(list(waiting), num_returns=len(waiting), timeout=_END_S)
-        errors = {number: error for number, answer in enumerate(waiting) if (error := _error_of(answer))}
-        for number, error in errors.items():
-            if isinstance(error, RayTaskError) and not isinstance(error.cause, RanksLostError):
-                own = Failure.of(error.cause).as_own(f"rank {number} failed: " if len(self._ranks) > 1 else "")
-                own.add_note(f"in rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}")
-                return own
-        for number, error in errors.items():
-            if not isinstance(error, RayTaskError):
-                return RanksLostError(f"rank {number} has ended: its process or its node is gone")
-        noticed = next(iter(errors.values()), None)
-        return RanksLostError(str(noticed.cause) if isinstance(noticed, RayTaskError) else "the first rank has ended")
-
-    def _kill(self) -> None:
-        for rank in self._ranks:
-            ray.kill(rank)
-        self._ranks = []
-
-
-def _error_of(answer: Any) -> RayError | None:
-    """Return the error of an answer; None if it has none, or is not there yet."""
-    try:
-        ray.get(answer, timeout=0)
-    except RayError as error:
-        return None if isinstance(error, GetTimeoutError) else error
-    return None
+        lost: RanksLostError | None = None
+        for number, answer in enumerate(waiting):
+            try:
+                ray.get(answer, timeout=0)
+            except GetTimeoutError:
+                continue
+            except RayTaskError as error:
+                if not isinstance(error.cause, RanksLostError):
+                    trace = f"rank {number}, with the log trainer/rank-{number:05d}.log:\n{error}"
+                    return as_own(error.cause, trace, f"rank {number} failed: " if len(self._ranks) > 1 else "")
+                lost = lost or RanksLostError(str(error.cause))
+            except RayError:
+                lost = RanksLostError(f"rank {number} has ended: its process or its node is gone")
+        return lost or RanksLostError("the first rank has ended")
 
 
 def _refuse_different(abouts: Sequence[dict[str, str]]) -> None:

@@ -1,16 +1,17 @@
 """The flow's workers as actors of Ray: on each node with free cores and GPUs, also if it joins later."""
 
+import asyncio
 import contextlib
 import contextvars
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Concatenate, Self, cast
 
 import ray
 from prometheus_client import Metric
@@ -32,12 +33,10 @@ from tasks.cluster.placement import LostWorkers, Needs, Node, Seat, check, place
 from tasks.inference.devices import cpu_build
 from tasks.inference.engine import Engine
 from tasks.registry import Code, own_code
-from tasks.rollout.remote.jobs import CALLS, RemoteWorker
-from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.interface import P, RemoteWorker, T, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.scheduler import Scheduler
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorker
-from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier
 
 logger = logging.getLogger(__name__)
@@ -47,12 +46,14 @@ _REST_S = 10.0
 """Time after the loss of a worker in which its servers end and leave their GPUs."""
 _CLOSE_S = 15.0
 """Longest wait for workers that end by themselves."""
+_MOST_CALLS = 2**16
+"""Calls that a worker answers at the same time: one for each group that it plays, and some more."""
 _METRICS_S = 4.0
 """Longest wait for the metrics of all workers, which ask their servers."""
 
 
-class NodeWorker:
-    """A worker with engine, verifier, store and cache; an error while it starts is in its first report.
+class NodeWorker(Worker):
+    """A worker with engine, verifier, store and cache, which `open` opens.
 
     The environment of the node holds the credentials of the store. If the flow says nothing for twice
     `cluster.silence_s` (it was killed, or the node is cut off), the process ends, and with it the processes that it
@@ -66,49 +67,40 @@ class NodeWorker:
     """
 
     def __init__(self, values: dict[str, Any], code: Code, name: str, *, plays: bool) -> None:
-        self._config, self._code = Config.model_validate(values), code
-        self._cache, self._logs = Path(self._config.storage.cache), logs_of(self._config) / name
+        self._config, self._code, self._plays = Config.model_validate(values), code, plays
+        self._logs = logs_of(self._config) / name
         # When the flow was heard last; until this process has started, it cannot hear it.
         starting = max(self._config.cluster.startup_timeout_s, self._config.train.startup_timeout_s)
         self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
         self._stack, self._engines = ExitStack(), ExitStack()
-        self._failure: Failure | None = None
         export_spans()
-        try:
-            score = self._config.score
-            self._store = self._open_store()
-            self._verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s))
-            engine = self._engines.enter_context(self._open_engine()) if plays else None
-            local = LocalWorker(engine, self._verifier, self._open_policy, self._cache)
-            self._worker = self._stack.enter_context(Worker(local, self._store, self._problems))
-        except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
-            self._failure = Failure.of(error)
 
-    def give(self, orders: Sequence[Orders]) -> None:
-        """See `Worker.give`."""
+    async def open(self) -> None:
+        score, cache = self._config.score, Path(self._config.storage.cache)
+        store = self._store = self._open_store()
+        verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s))
+        engine = self._engines.enter_context(self._open_engine()) if self._plays else None
+
+        def open_policy(policy: PolicyVersion) -> Checkpoint:
+            checkpoint = checkpoints.open_checkpoint(store, policy, cache)  # all workers of a node share it
+            trim_to_limit(store, self._config.storage, [policy])
+            return checkpoint
+
+        def problems(version: str) -> dict[str, Problem]:
+            rows = (Problem(**row) for row in datasets.rows(store, version, cache))
+            return {problem.problem_id: problem for problem in rows}
+
+        super().__init__(LocalWorker(engine, verifier, open_policy, cache), store, problems)
+        self._stack.enter_context(self)
+
+    async def lacking(self) -> dict[int, int]:
         self._heard = time.monotonic()
-        if not self._failure:
-            self._worker.give(orders)
+        return await super().lacking()
 
-    def report(self) -> Report:
-        """See `Worker.report`."""
-        self._heard = time.monotonic()
-        return Report(failure=self._failure) if self._failure else self._worker.report()
-
-    def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        """Fetch a shard of trajectories, and grade it."""
-        if self._failure:
-            return self._failure
-        try:
-            return score_shard(self._store, self._cache, self._verifier, order)
-        except Exception as error:  # the flow raises it, or asks another worker
-            logger.exception("a shard was not scored")
-            return Failure.of(error)
-
-    def metrics(self) -> list[Metric]:
+    async def metrics(self) -> list[Metric]:
         """Return the numbers of this process and of its servers."""
-        return list(REGISTRY.collect())
+        return await asyncio.to_thread(lambda: list(REGISTRY.collect()))
 
     def store_logs(self, folder: str) -> None:
         """Upload the ends of all logs of the run on this node."""
@@ -134,18 +126,9 @@ class NodeWorker:
     def _open_engine(self) -> AbstractContextManager[Engine]:
         return Engine(self._config.servers, self._config.rollout, self._logs)
 
-    def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
-        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache)  # all workers of a node share it
-        trim_to_limit(self._store, self._config.storage, [policy])
-        return checkpoint
-
-    def _problems(self, version: str) -> dict[str, Problem]:
-        problems = (Problem(**row) for row in datasets.rows(self._store, version, self._cache))
-        return {problem.problem_id: problem for problem in problems}
-
 
 class RayWorker:
-    """An actor of `NodeWorker`, as `tasks.rollout.remote.jobs.RemoteWorker`."""
+    """An actor of `NodeWorker`, as `tasks.rollout.remote.interface.RemoteWorker`."""
 
     def __init__(self, config: Config, seat: Seat, node: Node, gpus: int) -> None:
         self.seat, self.plays = seat, seat.plays
@@ -156,7 +139,7 @@ class RayWorker:
             .options(
                 num_cpus=1,
                 num_gpus=gpus if seat.plays else 0,
-                max_concurrency=CALLS,
+                max_concurrency=_MOST_CALLS,
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
@@ -165,31 +148,18 @@ class RayWorker:
             .remote(for_nodes(_of_seat(config, seat)), own_code(config), folder, plays=seat.plays)
         )
 
-    async def give(self, orders: Sequence[Orders]) -> None:
-        await self._call(self.process.give, orders)
-
-    async def report(self) -> Report:
-        return cast(Report, await self._call(self.process.report))
-
-    async def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        return cast(ScoredShard | Failure, await self._call(self.process.score, order))
-
-    async def _call(self, method: Any, *arguments: object) -> object:
-        """Return what a method of the actor returns.
-
-        Raises:
-            WorkerLostError: the actor is gone.
-            WorkerFailedError: an error has left it.
-        """
+    async def call(
+        self, method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         try:
-            return await method.remote(*arguments)
+            return cast(T, await getattr(self.process, method.__name__).remote(*args, **kwargs))
         except ActorDiedError as error:
             last = str(error).strip().splitlines()[-1]
             raise WorkerLostError(
                 f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
             ) from error
         except RayTaskError as error:
-            raise WorkerFailedError(Failure.of(error)) from error
+            raise WorkerFailedError(getattr(error, "cause", error), str(error)) from error
         except RayError as error:
             raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
@@ -278,23 +248,11 @@ class WorkerStarter(Collector):
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
                 with self._lock:
                     free = [node for node in present if self._lost.may_start(node.id)]
-                    seats, cause = place(free, self._needs, self._workers), self._cause(present)
-                if cause:
-                    self.scheduler.fail(cause)
+                    seats = place(free, self._needs, self._workers)
                 if seats:
                     self._start(free, seats)
         except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
             self.scheduler.fail(error)
-
-    def _cause(self, present: Sequence[Node]) -> BaseException | None:
-        """Return why no worker is left that can do the work, and none will come; None if one is there or may come.
-
-        A node that was lost, and is not broken, may come back; the scheduler waits for it.
-        """
-        playing = self._needs.workers != 0
-        seats = [*self._workers, *place([node for node in present if node.id not in self._lost.broken], self._needs)]
-        able = any(seat.plays or not playing for seat in seats)
-        return None if able or not self._lost.all_broken else self._lost.cause
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

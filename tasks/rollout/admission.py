@@ -29,11 +29,12 @@ LONGEST_TEXT = 1_000_000
 MOST_TOKENS = 4_000_000
 """Most tokens of a trajectory."""
 
-_AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
-    "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
-    "calls", "ungraded", "follows", "reward_parts", "fault", "answers", "limits", "received", "asked",
-    "paid"}  # fmt: skip
-_IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
+_IDENTITY = (
+    *("trajectory_id", "run", "iteration", "problem_id", "sample", "prompt", "solutions", "problem_set", "policy"),
+    *("policy_version", "agent", "agent_args", "environment", "environment_args", "seed", "source", "metadata"),
+    "experts",
+)
+"""Columns that say which episode it is; the others are the agent's own."""
 _OF_TOKENS = ("action_mask", "logprobs", "versions")
 """Columns with a value for each token, besides the ids."""
 _OF_TURNS = ("follows", "limits", "received", "asked", "paid", "answers", "reward_parts")

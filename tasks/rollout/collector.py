@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import ctypes
+import itertools
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +14,9 @@ from storage.records import Trajectory
 from storage.telemetry.metrics import PLAYING
 from tasks.agents.interface import EpisodeSpec
 from tasks.rollout.conversation import Conversation, cancel
+from tasks.rollout.guards import guarded
 from tasks.rollout.plan import Group
 from tasks.rollout.turns import Player, TurnBatcher
-from tasks.rollout.watch import watched
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +41,27 @@ async def collect(
     before, collecting = asyncio.all_tasks(), asyncio.current_task()
     assert collecting
 
-    async def play_group(group: Group, group_slots: asyncio.Semaphore) -> None:
+    async def play_group(group: Group, begin: asyncio.Semaphore) -> None:
         """Play all episodes of a group on the replica with the fewest groups.
 
-        Each begins when it gets one of the `group_slots`, and gives it back to the rollout's `slots` when it ends.
+        Each acquires `begin` before, and gives back its slot of the rollout at its end.
         """
-        replica = loads.index(min(loads))
+        replica, own = loads.index(min(loads)), player.members.get(group.problem.source, player)
         loads[replica] += 1
+        turns = TurnBatcher(len(group.prompts), own, replica)
+
+        async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
+            await begin.acquire()
+            try:
+                with PLAYING.track_inprogress():
+                    return await Conversation(prompt, turns, own).play(trained=group.plan.selecting)
+            finally:
+                slots.release()
+
+        # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
+        episodes = [asyncio.create_task(play_episode(each), name=each.record.trajectory_id) for each in group.prompts]
         try:
-            trajectories = await _play(group, player, replica, group_slots, slots)
+            trajectories = list(itertools.chain(*await asyncio.gather(*episodes)))
             await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
         except asyncio.CancelledError:
             if collecting.cancelling():
@@ -59,7 +72,7 @@ async def collect(
             loads[replica] -= 1
 
     try:
-        with watched(player.settings.episode_deadline_s):
+        with guarded(player.settings.episode_deadline_s):
             async with asyncio.TaskGroup() as playing:
                 while True:
                     for _ in range(together):
@@ -76,26 +89,6 @@ async def collect(
     finally:
         await _end_tasks(before)
         writer.shutdown()
-
-
-async def _play(
-    group: Group, player: Player, replica: int, begin: asyncio.Semaphore, end: asyncio.Semaphore
-) -> list[Trajectory]:
-    """Play the episodes of a group: each acquires `begin` before, and releases `end` afterwards."""
-    own = player.members.get(group.problem.source, player)
-    turns = TurnBatcher(len(group.prompts), own, replica)
-
-    async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
-        await begin.acquire()
-        try:
-            with PLAYING.track_inprogress():
-                return await Conversation(prompt, turns, own).play(trained=group.plan.selecting)
-        finally:
-            end.release()
-
-    # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
-    playing = [asyncio.create_task(play_episode(each), name=each.record.trajectory_id) for each in group.prompts]
-    return [row for played in await asyncio.gather(*playing) for row in played]
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -144,6 +144,10 @@ class FinishedGroup:
     rejected: bool
     counts: Counts
 
+    @property
+    def episodes(self) -> int:
+        return sum(number for (name, _), number in self.counts.items() if name == "episodes")
+
     @classmethod
     def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
@@ -157,8 +161,9 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
-    `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault, and
-    `("source", (name, what))` by source: episodes, rejected, graded, first and any; and the sum `reward`.
+    `("fault", f)` counts episodes without a verdict, and `("reason", r)` those of them by the set-up's fault. By the
+    source of their problems are counted `episodes`, those that are `rejected`, those with `graded` turns, those that
+    are right at the `first` or at `any` turn; and the sum of rewards, `reward`.
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -175,23 +180,20 @@ def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
         counts["sequences", None] += len(trajectory.sequence_starts)
         counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
         counts.update(("call", call.status) for call in trajectory.calls)
-        answers = answered(trajectory)
+        answers, source = answered(trajectory), trajectory.source
         right = [rule.of(trajectory, turn) == "correct" for turn in answers]
-        counts.update(_of_source(trajectory, answers, right))
+        counts["episodes", source] += 1
+        counts["rejected", source] += trajectory.status == "rejected"
+        counts["graded", source] += bool(answers)
+        counts["first", source] += int(first_turn(right))
+        counts["any", source] += int(any_turn(right))
+        counts["reward", source] += sum(trajectory.turns[turn].reward for turn in answers)  # type: ignore[assignment]
         counts.update(("turn", index) for index in range(len(answers)))
         counts.update(("success", index) for index, is_right in enumerate(right) if is_right)
         for name, value in (part for parts in trajectory.reward_parts for part in parts.items()):
             counts["part", name] += value  # type: ignore[assignment]
             counts["parts", name] += 1
     return counts
-
-
-def _of_source(trajectory: Trajectory, answers: Sequence[int], right: Sequence[bool]) -> Counts:
-    """Count a trajectory for its source, given its graded turns and which of them are right."""
-    reward = sum(trajectory.turns[turn].reward for turn in answers)
-    numbers = {"episodes": 1, "rejected": trajectory.status == "rejected", "graded": bool(answers), "reward": reward}
-    numbers |= {"first": first_turn(right), "any": any_turn(right)}
-    return Counts({("source", (trajectory.source, name)): number for name, number in numbers.items()})
 
 
 class Tally:
@@ -233,7 +235,7 @@ class Tally:
             return
         self._reported = now
         done = self._done
-        rate, solved = self._rate(now), self._of_sources("any") / max(1, done)
+        rate, solved = self._rate(now), self._of("any").total() / max(1, done)
         self._progress(Fleeting(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved"))
 
     def check(self, max_failed_share: float) -> None:
@@ -249,29 +251,26 @@ class Tally:
 
     def _by_source(self) -> dict[str, dict[str, float]]:
         """Return the numbers of each source, with the names that they have in the log of metrics."""
-        counts, found = self._of("source"), dict[str, dict[str, float]]()
-        for source in sorted(source for source, what in counts if what == "episodes"):
-            episodes, graded = counts[source, "episodes"], max(1, counts[source, "graded"])
-            found[source] = {
+        counts = self.counts
+        found = {
+            source: {
                 "episodes": episodes,
-                "episodes/rejected": counts[source, "rejected"] / episodes,
-                "success/turn_1": counts[source, "first"] / graded,
-                "success/any_turn": counts[source, "any"] / episodes,
-                "environment/return": counts[source, "reward"] / graded,
+                "episodes/rejected": counts["rejected", source] / episodes,
+                "success/turn_1": counts["first", source] / max(1, counts["graded", source]),
+                "success/any_turn": counts["any", source] / episodes,
+                "environment/return": counts["reward", source] / max(1, counts["graded", source]),
             }
+            for source, episodes in sorted(self._of("episodes").items())
+        }
         return found if len(found) > 1 or self._mixed else {}
 
     @property
     def _done(self) -> int:
-        return self._of("status").total()
+        return self._of("episodes").total()
 
     def _of(self, kind: str) -> Counter[Any]:
         """Return the counts of a kind by their second key."""
         return Counter({key: count for (name, key), count in self.counts.items() if name == kind and count})
-
-    def _of_sources(self, what: str) -> float:
-        """Return the sum over all sources of problems."""
-        return sum(count for (_, name), count in self._of("source").items() if name == what)
 
     def _rate(self, now: float) -> float:
         return (self.counts["generated", None] - self._resumed_tokens) / (now - self.started)
@@ -291,10 +290,10 @@ class Tally:
             "tokens": self.counts["tokens", None],
             "generated_tokens": self.counts["generated", None],
             "tokens_per_second": self._rate(now),
-            "solved": self._of_sources("any") / max(1, self._done),
+            "solved": self._of("any").total() / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
-            "reward": self._of_sources("reward") / max(1, turns.total()),
-            "return_mean": self._of_sources("reward") / max(1, self._of_sources("graded")),
+            "reward": self._of("reward").total() / max(1, turns.total()),
+            "return_mean": self._of("reward").total() / max(1, self._of("graded").total()),
             "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
             "parts": {name: self.counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self.started,

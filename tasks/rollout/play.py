@@ -6,11 +6,10 @@ one data set, `tasks.rollout.stream.Stream` those of a run.
 
 import asyncio
 import gc
-import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
@@ -25,9 +24,9 @@ from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
+from tasks.rollout.guards import AgentThreads
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.watch import AgentThreads
 from tasks.score.scorers import SuccessRule
 from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades
 from tasks.train.orders import Progress
@@ -67,9 +66,8 @@ class OpenDataSet:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of its groups; a spare problem that was played without a stream has none."""
-        before = [note["group"] for note in self.adopted if note["group"] is not None]
-        return sorted([*before, *self.entered])
+        """The numbers of its groups, in a stream."""
+        return sorted([*(note["group"] for note in self.adopted), *self.entered])
 
     @property
     def rejected(self) -> int:
@@ -129,7 +127,7 @@ class OpenDataSet:
 
 
 class Change:
-    """Wakes the coroutine that waits for a change; any thread may note one."""
+    """Wakes the coroutine that waits for a change, now or later; any thread may note one."""
 
     def __init__(self) -> None:
         self._noted = asyncio.Event()
@@ -151,10 +149,14 @@ class Change:
         with self._lock:
             if self._loop:
                 self._loop.call_soon_threadsafe(self._noted.set)
+            else:  # nobody waits
+                self._noted.set()
 
-    async def wait(self) -> None:
-        """Wait for a change since the last call."""
-        await self._noted.wait()
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait for a change since the last call, but not longer than some seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # `wait_for` of Python 3.11 can lose a cancellation
+                await self._noted.wait()
         self._noted.clear()
 
 
@@ -374,8 +376,16 @@ def run_loop(playing: Coroutine[Any, Any, None], *, freeze: bool = True) -> None
     """
     if freeze:
         _freeze_libraries()
+    threads = AgentThreads()
     try:
-        asyncio.run(_with_threads(playing))
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_default_executor(threads)
+            try:
+                runner.run(playing)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # interrupted
+                    threads.patience_s = 0.0
+                raise
     except (SystemExit, asyncio.CancelledError, RuntimeError) as error:
         stopped = str(error).startswith("Event loop stopped")  # asyncio has no exception class for it
         if interrupts.raised_by_handler(error) or (isinstance(error, RuntimeError) and not stopped):
@@ -396,13 +406,3 @@ def _freeze_libraries() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:
-    threads = AgentThreads()
-    asyncio.get_running_loop().set_default_executor(threads)
-    try:
-        await playing
-    finally:
-        if not isinstance(sys.exception(), Exception | None):  # interrupted
-            threads.patience_s = 0.0

@@ -1,7 +1,7 @@
 """The stream: rollouts without a barrier between iterations.
 
 Groups begin whenever workers have capacity, as far ahead of training as `rollout.max_head_offpolicyness` allows
-(`tasks.rollout.assignment`). A data set is committed as soon as enough groups have finished, whichever those are. New
+(`tasks.rollout.places`). A data set is committed as soon as enough groups have finished, whichever those are. New
 weights are swapped in meanwhile: running episodes go on with them, their tokens record which version sampled each, and
 they belong to the data set in which they finish.
 
@@ -28,8 +28,8 @@ from storage.telemetry.metrics import WAITING
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import JournaledDraft, Provenance
-from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup
+from tasks.rollout.places import Places
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Change, OpenDataSet, SharedGroups, Stoppable, Workers, run_loop
 
@@ -75,7 +75,7 @@ class Stream(SharedGroups):
         self._per_data_set = min(self._size, len(self._draw(first)))
         self._open_data_sets: dict[int, OpenDataSet] = {}
         self._committed: set[int] = set()
-        """The committed data sets; the assignment has this very set, which grows."""
+        """The committed data sets; the places have this very set, which grows."""
         self._data_set_of: dict[int, int | None] = {}
         """For each group that is not trained on yet: the data set that stores it, or None while it waits or plays."""
         self._unplayed: deque[int] = deque()
@@ -87,7 +87,7 @@ class Stream(SharedGroups):
         rejected = Counter({index: data_set.rejected for index, data_set in self._open_data_sets.items()})
         accepted = Counter({index: each.groups - each.rejected for index, each in self._open_data_sets.items()})
         most = size * (1 + settings.max_resampling_rounds)
-        self._assignment = Assignment(first, end, size, staleness, most, accepted, rejected, self._committed)
+        self._places = Places(first, end, size, staleness, most, accepted, rejected, self._committed)
         self._last_commit = time.monotonic()
         self._condition = threading.Condition()  # guards everything above that changes, and what follows
         self._playing, self._ended = Stoppable(), False
@@ -123,7 +123,7 @@ class Stream(SharedGroups):
             Exception: the error that ended the stream.
         """
         with self._condition:
-            self._assignment.take(iteration)
+            self._places.take(iteration)
             self.changed.note()
             self._condition.wait_for(lambda: iteration in self._committed or self._ended)
         if iteration in self._committed:
@@ -150,10 +150,10 @@ class Stream(SharedGroups):
     def next(self, policy: PolicyVersion) -> Group | None:
         """See `Groups.next`."""
         with self._condition:
-            if not self._assignment.may_begin(policy.number):
+            if not self._places.may_begin(policy.number):
                 return None
             number, problem = self._take()
-            self._assignment.begin(number, policy.number)
+            self._places.begin(number, policy.number)
             self._data_set_of[number] = None
         draw = number // self._size
         name = f"{self._plan.config.run.name}/{draw:06d}"
@@ -162,12 +162,12 @@ class Stream(SharedGroups):
     def available(self, policy: PolicyVersion) -> int:
         """See `SharedGroups.available`."""
         with self._condition:
-            return self._assignment.wanted(policy.number)
+            return self._places.wanted(policy.number)
 
     def enter(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """See `SharedGroups.enter`."""
         with self._condition:
-            index = self._assignment.finish(finished.number, rejected=finished.rejected)
+            index = self._places.finish(finished.number, rejected=finished.rejected)
             self._data_set_of[finished.number] = index
         if index not in self._open_data_sets:
             self._open_data_sets[index] = self._open(index)
@@ -177,7 +177,7 @@ class Stream(SharedGroups):
     def settle(self) -> None:
         """See `SharedGroups.settle`."""
         for index, data_set in list(self._open_data_sets.items()):
-            if self._assignment.is_closed(index) and not data_set.pending:
+            if self._places.is_closed(index) and not data_set.pending:
                 self._commit(index)
         self.changed.note()
 
@@ -185,17 +185,17 @@ class Stream(SharedGroups):
         """See `SharedGroups.unstored`."""
         with self._condition:
             pending = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
-            return [data_set for index, data_set in pending if self._assignment.is_closed(index)]
+            return [data_set for index, data_set in pending if self._places.is_closed(index)]
 
     def lose(self, number: int) -> None:
         """See `SharedGroups.lose`."""
         with self._condition:
             index = self._data_set_of[number]
             if index is None:
-                self._assignment.lose(number)
+                self._places.lose(number)
             else:
                 finished = self._open_data_sets[index].lose(number)
-                self._assignment.reopen(index, rejected=finished.rejected)
+                self._places.reopen(index, rejected=finished.rejected)
             self._data_set_of[number] = None
             self._unplayed.append(number)
         self.changed.note()
@@ -261,13 +261,6 @@ class Stream(SharedGroups):
                 groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
             elif Log(self._store, layout.journal(version)).length():
                 data_set = self._open_data_sets[index] = self._open(index)
-                if unnumbered := [note for note in data_set.adopted if "group" not in note]:
-                    # They were played without `run.overlap`: a data set is one draw, and a spare problem has no number.
-                    numbers = {
-                        problem.problem_id: index * size + place for place, problem in enumerate(self._draw(index))
-                    }
-                    for note in unnumbered:
-                        note["group"] = numbers.get(note["problem_id"])
                 groups = data_set.numbers
             self._data_set_of |= dict.fromkeys(groups, index)
         self._begun = max([begun, *(number + 1 for number in self._data_set_of)])

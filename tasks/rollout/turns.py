@@ -83,7 +83,7 @@ class TurnBatcher:
         pending = _Pending(observation, seed, loop.create_future())
         _, _, gconfig = observation
         if gconfig.max_new_tokens > LONGEST_TOGETHER:
-            self._begin_request([pending])
+            self._send([pending])
         else:
             self._waiting.append(pending)
             self._patience = self._patience or loop.call_later(PATIENCE_S, self._send_waiting)
@@ -110,6 +110,10 @@ class TurnBatcher:
         if self._patience:
             self._patience.cancel()
         self._patience, waiting, self._waiting = None, self._waiting, []
+        self._send(waiting)
+
+    def _send(self, waiting: Sequence[_Pending]) -> None:
+        """Begin a request for all equal observations, or few."""
         batches: dict[tuple[tuple[int, ...], GenerationConfig], list[_Pending]] = defaultdict(list)
         for pending in sorted(waiting, key=lambda pending: pending.seed):  # whatever the order in which they came
             _, token_ids, gconfig = pending.observation
@@ -118,12 +122,9 @@ class TurnBatcher:
         for (_, gconfig), batch in batches.items():
             size = max(1, MOST_AT_ONCE // gconfig.n)
             for start in range(0, len(batch), size):
-                self._begin_request(batch[start : start + size])
-
-    def _begin_request(self, batch: Sequence[_Pending]) -> None:
-        request = asyncio.create_task(self._request(batch))
-        self._requests.add(request)  # the event loop holds only weak references to tasks
-        request.add_done_callback(self._requests.discard)
+                request = asyncio.create_task(self._request(batch[start : start + size]))
+                self._requests.add(request)  # the event loop holds only weak references to tasks
+                request.add_done_callback(self._requests.discard)
 
     async def _request(self, batch: Sequence[_Pending]) -> None:
         _, token_ids, gconfig = batch[0].observation

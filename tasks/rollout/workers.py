@@ -49,7 +49,7 @@ class LocalWorker:
     def __init__(
         self, engine: Engine | None, verifier: Verifier, open_policy: OpenPolicy, cache: Path = Path("/nonexistent")
     ) -> None:
-        self._engine, self._verifier, self._open_policy, self._cache = engine, verifier, open_policy, cache
+        self._engine, self.verifier, self._open_policy, self.cache = engine, verifier, open_policy, cache
         self._policy: Checkpoint | None = None
 
     def serve(self, policy: PolicyVersion) -> None:
@@ -85,7 +85,7 @@ class LocalWorker:
         with groups.changed.listening():
             async with (
                 self._engine.connect() as connection,
-                open_player(plan, connection, chat, self._verifier) as player,
+                open_player(plan, connection, chat, self.verifier) as player,
             ):
                 await collect(player, as_they_begin(), plan.together, store)
 
@@ -93,9 +93,9 @@ class LocalWorker:
         self, trajectories: TrajectoriesVersion, draft: Draft, config: Config, annotations: ByRole = NO_ANNOTATIONS
     ) -> Grades:
         """See `Workers.score`."""
-        annotated = read_annotations(draft.store, annotations, self._cache)
-        scorers = Scorers(config.score, self._verifier, annotations=annotated)
-        rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
+        annotated = read_annotations(draft.store, annotations, self.cache)
+        scorers = Scorers(config.score, self.verifier, annotations=annotated)
+        rows = datasets.rows(draft.store, trajectories, self.cache, scorers.columns)
         return score_rows(rows, scorers, draft, config.rollout.rows_per_shard)
 
 

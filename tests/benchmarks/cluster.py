@@ -103,7 +103,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
         from tasks.cluster.workers import WorkerStarter
 
         with WorkerStarter(config, lambda _: None, playing=False) as workers:
-            while sum(worker.answered for worker in list(workers.scheduler._workers)) < nodes:
+            while sum(worker.ready for worker in list(workers.scheduler._workers)) < nodes:
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
                 start = time.perf_counter()

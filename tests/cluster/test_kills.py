@@ -48,18 +48,12 @@ class SetUp:
 
 SETUPS = {
     "local": SetUp("local_settings", ("flow",), {"worker": "ray::WaitingNode"}, long=False),
-    "workers": SetUp(  # the trainer of a stream may be on the node that is killed
-        "settings",
-        ("node", "flow"),
-        {"worker": "ray::WaitingNode"} if SOAK else {},
-        ("train.max_restarts=99",),
-        long=False,
-    ),
+    "workers": SetUp("settings", ("node", "flow"), {"worker": "ray::WaitingNode"} if SOAK else {}, long=False),
     "ranks": SetUp(
         "settings",
         ("node", "flow"),
         {"worker": "ray::WaitingNode", "rank": "ray::TrainerRank"},
-        ("train.max_restarts=99", "train.parallel.shard=3"),  # more than a node has cores
+        ("train.parallel.shard=3",),  # more than a node has cores
     ),
     "vLLM": SetUp(
         "settings",

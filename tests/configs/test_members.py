@@ -129,9 +129,9 @@ def test_the_protocol_of_an_evaluation_has_the_members() -> None:
 
 def test_own_code_of_members_is_covered() -> None:
     """A changed agent of a member is noticed like one of the run."""
-    mine = "tests.rollout.test_trial"
+    mine = "tests.rollout.test_scripted"
     config = mixture(members=f"{SUMS}, {TOOLS}, {GAME.replace('type: guess-number', f'type: {mine}:Maze')}")
-    assert "tests/rollout/test_trial.py" in own_code(config, ["environment"])
+    assert "tests/rollout/test_scripted.py" in own_code(config, ["environment"])
     assert own_code(config, ["agent"]) == {}
     own = GAME.replace("score: environment", "score: tests.support.own_scorers:decides")
     assert "tests/support/own_scorers.py" in own_code(mixture(members=f"{SUMS}, {TOOLS}, {own}"))

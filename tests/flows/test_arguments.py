@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-BROKEN = "environment.type=tests.rollout.test_trial:Maze environment.args.broken=reset"
+BROKEN = "environment.type=tests.rollout.test_scripted:Maze environment.args.broken=reset"
 Call = Callable[[str], tuple[int, str, str]]
 
 

@@ -21,7 +21,7 @@ from storage.versions import manifests
 from tasks.inference.api import InferenceError
 from tasks.problems import ProblemError
 from tasks.score.verifier import Verifier
-from tests.rollout.test_trial import HERE, Maze
+from tests.rollout.test_scripted import HERE, Maze
 from tests.support.scripted_judge import scripted_judge
 
 
@@ -51,12 +51,12 @@ def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What no policy could avoid refuses it, other findings are warnings; a run that goes on plays none."""
-    with pytest.raises(ConfigError, match=r"KeyError: 'wall' \(test_trial.py:\d+ in reset\)"):
+    with pytest.raises(ConfigError, match=r"KeyError: 'wall' \(test_scripted.py:\d+ in reset\)"):
         begin(*overrides, "environment.args.broken=reset")
     store = Workspace(resolve("smoke", [*overrides, "environment.args.broken=step"])).store
     assert not manifests.committed(store, layout.checkpoint("smoke", 0))
     policy = begin(*overrides, "environment.args.broken=step")
-    assert "KeyError: 'door' (test_trial.py:" in caplog.text
+    assert "KeyError: 'door' (test_scripted.py:" in caplog.text
     monkeypatch.setattr(Maze, "reset", None)
     assert begin(*overrides, "environment.args.broken=step") == policy
 

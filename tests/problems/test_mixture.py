@@ -269,7 +269,7 @@ def test_each_member_is_tried_before_a_run_begins(overrides: list[str], capsys: 
     story = capsys.readouterr().out
     assert "the episode of problem 'sums/1-4' ends" in story
     assert "the episode of problem 'game/game1' ends" in story
-    broken = GAME.replace("{type: guess-number}", "{type: 'tests.rollout.test_trial:Maze', args: {broken: reset}}")
+    broken = GAME.replace("{type: guess-number}", "{type: 'tests.rollout.test_scripted:Maze', args: {broken: reset}}")
     with pytest.raises(ConfigError, match=r"^problems.train\[1\] \(game\): an episode of problem 'game/\w+' ends"):
         begin(*overrides, f"problems.train=[{SUMS}, {broken}]")
 

@@ -25,7 +25,7 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
-from tasks.rollout import collector, conversation, watch
+from tasks.rollout import collector, conversation, guards
 from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
@@ -291,7 +291,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
     monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
     monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
-    monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(guards, "PATIENCE_S", 0.1)
 
 
 def test_an_agent_that_cleans_up_for_long_finishes(
@@ -350,9 +350,9 @@ def test_environments_are_closed(chat: Chat, verifier: Verifier) -> None:
 
 THREAD_THAT_STAYS = """
 import asyncio, logging, sys, time
-from tasks.rollout import watch
+from tasks.rollout import guards
 from tasks.rollout.play import run_loop
-watch.PATIENCE_S = float(sys.argv[1])
+guards.PATIENCE_S = float(sys.argv[1])
 logging.basicConfig(format="%(message)s")
 
 def never_ends():
@@ -404,15 +404,15 @@ def test_every_call_has_a_thread_of_its_own(chat: Chat, verifier: Verifier) -> N
 
 STUCK = """
 import asyncio, contextvars, ctypes, logging, re, sys, threading, time
-from tasks.rollout import watch
-watch.WARN_S, watch.LEAST_S = 0.5, 1.5
+from tasks.rollout import guards
+guards.WARN_S, guards.LEAST_S = 0.5, 1.5
 logging.basicConfig(format="%(message)s")
 flow = contextvars.ContextVar("flow", default=False)  # as Prefect's, without which it warns of each record
 logging.root.handlers[0].addFilter(lambda record: flow.get())
 
 async def main():
     flow.set(True)
-    with watch.watched(0.1):
+    with guards.guarded(0.1):
         STEP
 
 def call():

@@ -93,6 +93,8 @@ class Flow:
         """Wait for a policy version."""
         deadline = time.monotonic() + PATIENCE_S
         while self.newest() < policy:
+            if self.process.poll() and "Start the flow again: it continues" in self.tail():  # a rank was lost
+                self.start()
             assert self.process.poll() in (None, 0), self.tail()
             assert time.monotonic() < deadline, self.tail()
             time.sleep(0.05)

@@ -3,17 +3,17 @@
 import asyncio
 import errno
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate
 
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
-from tasks.rollout.remote.messages import Failure, Orders, Report, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.interface import P, T, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorker
-from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier
 from tests.support.waiting_engine import WaitingEngine
 
@@ -30,6 +30,8 @@ class ThreadWorker:
         open_policy: opens a checkpoint.
     """
 
+    plays = True
+
     def __init__(
         self,
         name: str,
@@ -39,51 +41,38 @@ class ThreadWorker:
         problems: list[Problem],
         open_policy: Callable[[PolicyVersion], Checkpoint],
     ) -> None:
-        self.name, self.plays, self.scored, self.got = name, True, 0, 0
-        self._store, self._verifier = store, verifier
-
         def open_slowly(version: PolicyVersion) -> Checkpoint:
             time.sleep(self.delay_s)
             return open_policy(version)
 
-        local = LocalWorker(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
+        self.name, self.got, self.scored, self.stored = name, 0, 0, 0
+        self.local = LocalWorker(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
-        self.worker = Worker(local, store, lambda _: by_id)
+        self.worker = Worker(self.local, store, lambda _: by_id)
         self.killed = False
         self.silent = False
         self.delay_s = 0.0
         """How long it takes to open a policy."""
-        self.full = False
-        """Its disk is."""
-        self.raises = False
-        """An error leaves its process while it grades."""
+        self.scoring: Exception | None = None
+        """The error of its scores: its disk is full, say."""
 
-    async def give(self, orders: Sequence[Orders]) -> None:
+    async def call(
+        self, method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         self._check()
-        self.got += sum(len(groups) for each in orders for groups in each.groups.values())
-        await asyncio.to_thread(self.worker.give, orders)
-
-    async def report(self) -> Report:
-        self._check()
-        report = await asyncio.to_thread(self.worker.report)
+        self.got += method is Worker.play
+        self.scored += method is Worker.score
+        self.stored += method is Worker.store
+        try:
+            if method is Worker.score and self.scoring:
+                raise self.scoring
+            result = await method(self.worker, *args, **kwargs)
+        except Exception as error:
+            raise WorkerFailedError(error, traceback.format_exc()) from error
         self._check()
         if self.silent:
             await asyncio.Event().wait()
-        return report
-
-    async def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        self._check()
-        self.scored += 1
-        if self.raises:
-            raise WorkerFailedError(Failure("RuntimeError", "the result cannot be sent", ""))
-        try:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            scored = await asyncio.to_thread(score_shard, self._store, Path("/nowhere"), self._verifier, order)
-        except Exception as error:  # noqa: BLE001 # as in a process of its own
-            return Failure.of(error)
-        self._check()
-        return scored
+        return result
 
     def end(self) -> None:
         """Do nothing: `close` joins the threads."""
@@ -97,3 +86,6 @@ class ThreadWorker:
     def _check(self) -> None:
         if self.killed:
             raise WorkerLostError("killed")
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")

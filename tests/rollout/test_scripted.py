@@ -13,14 +13,14 @@ from storage.records import Problem
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.rollout.trial import try_out
+from tasks.rollout.scripted import play_scripted
 from tasks.score.verifier import Verifier
 from tasks.tools.interface import ToolContext
 from tests.support.chat_formats import tokenizer_of
 from tests.support.rollout_helpers import PROBLEM
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, build_tokenizer
 
-HERE = "tests.rollout.test_trial"
+HERE = "tests.rollout.test_scripted"
 POLICY = ("inference.max_model_len=4000", "policy={path: elsewhere}")
 CALLING = ("agent.type=openai", "agent.tools=[calculator]", "agent.args={}")
 
@@ -40,7 +40,7 @@ def tried(
 ) -> tuple[str, list[str]]:
     """Return the story of an episode, and what was found."""
     story, config = list[str](), load("smoke", [*POLICY, *overrides])
-    findings = try_out(config, (tokenizer, None, ()), verifier, problems, story.append, [])
+    findings = play_scripted(config, (tokenizer, None, ()), verifier, problems, story.append, [])
     return "\n".join(story), findings
 
 
@@ -130,13 +130,13 @@ def maze(broken: str) -> tuple[str, ...]:
 
 REFUSED: list[tuple[tuple[str, ...], str, str]] = [
     (CALLING, "opening", "does not show the tool 'calculator'"),
-    (maze("reset"), "qwen3", "KeyError: 'wall' (test_trial.py:LINE in reset)"),
+    (maze("reset"), "qwen3", "KeyError: 'wall' (test_scripted.py:LINE in reset)"),
     (maze("constructor"), "qwen3", "constructor raised LookupError: no maze"),
     ((f"agent={{type: openai, args: {{entry: '{HERE}:solve'}}}}",), "qwen3", "it must ask the endpoint"),
     (
         (f"agent={{type: openai, args: {{entry: '{HERE}:break_down'}}}}",),
         "qwen3",
-        "ZeroDivisionError (test_trial.py:LINE in break_down)",
+        "ZeroDivisionError (test_scripted.py:LINE in break_down)",
     ),
     (("agent={type: command, args: {argv: ['false']}}",), "qwen3", "the command ended with status 1"),
 ]
@@ -167,11 +167,15 @@ def test_every_tool_is_called_once(verifier: Verifier) -> None:
 
 
 FOUND: list[tuple[tuple[str, ...], str, str]] = [
-    (tool("Drill"), "qwen3", "after a call of 'drill': failed, OSError: broken at 1 (test_trial.py:LINE in call)"),
+    (tool("Drill"), "qwen3", "after a call of 'drill': failed, OSError: broken at 1 (test_scripted.py:LINE in call)"),
     (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1"),
     (CALLING, "llama", "a call of 'calculator', as the chat template writes it, is not read as a call"),
     (CALLING, "silent", "shows the tool 'calculator', but writes no calls of tools"),
-    (maze("step"), "qwen3", "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_trial.py:LINE in step)"),
+    (
+        maze("step"),
+        "qwen3",
+        "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_scripted.py:LINE in step)",
+    ),
     ((f"agent={{type: '{HERE}:Silent'}}",), "qwen3", "before the policy is asked: rejected"),
     (("score.type=tests.support.own_scorers:misbehaves",), "qwen3", "fails after the answer '\\\\boxed{3}': error"),
     (("score.type=tests.support.own_scorers:decides",), "qwen3", "is not right for the scorer"),

@@ -1,13 +1,13 @@
 """Guards against agents that do not end: those that block the event loop, and threads that go on after an episode.
 
-All episodes share one thread, so asyncio cannot cancel what blocks it. Its watch is another thread.
+All episodes share one thread, so asyncio cannot cancel what blocks it. Their guard is another thread.
 
 A separate thread checks whether the event loop responds. After `WARN_S` it names the line that blocks the loop. At the
 deadline of an episode, or after `LEAST_S` if that is later, it ends the process with status 1: whatever the step does,
 this ends it. The same command continues from the stored shards.
 
 It counts checks, not seconds, because a process that was stopped (Ctrl-Z, `docker pause`) makes none meanwhile. C code
-that keeps Python's lock (the GIL) blocks this watch, too.
+that keeps Python's lock (the GIL) blocks this guard, too.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def watched(deadline_s: float) -> Iterator[None]:
+def guarded(deadline_s: float) -> Iterator[None]:
     """Watch over the running event loop until the block ends, which encloses all episodes.
 
     Args:
@@ -51,7 +51,7 @@ def watched(deadline_s: float) -> Iterator[None]:
         nonlocal silent
         silent = 0
 
-    def watch() -> None:
+    def guard() -> None:
         nonlocal silent
         while not over.wait(CHECK_S):
             blocked_s, step = silent * CHECK_S, asyncio.current_task(loop)
@@ -71,13 +71,13 @@ def watched(deadline_s: float) -> Iterator[None]:
             loop.call_soon_threadsafe(respond)
 
     around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
-    watcher = threading.Thread(target=around, args=[watch], name="rollout-watch", daemon=True)
-    watcher.start()
+    thread = threading.Thread(target=around, args=[guard], name="rollout-guard", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        watcher.join()
+        thread.join()
 
 
 def _stack_of(thread: int | None) -> str:

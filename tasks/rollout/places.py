@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Assignment:
+class Places:
     """The free places of data sets and the running groups. A group's number identifies it.
 
     Attributes:

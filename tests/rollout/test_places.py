@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.rollout.assignment import Assignment
+from tasks.rollout.places import Places
 
 
 def test_the_example() -> None:
     """Groups that are due keep their places: group 4 finishes before 1 and 2, and is stored after them."""
-    plan = Assignment(first=0, end=9, size=2, staleness=1, most_played=4)
+    plan = Places(first=0, end=9, size=2, staleness=1, most_played=4)
     for number in range(4):
         plan.begin(number, version=0)
     assert not plan.may_begin(0)
@@ -27,7 +27,7 @@ def test_the_example() -> None:
 
 def test_groups_that_are_all_rejected_close_a_smaller_data_set() -> None:
     """A data set is closed with fewer groups after `most_played`, unless a running group needs its places."""
-    plan = Assignment(first=0, end=2, size=2, staleness=1, most_played=4)
+    plan = Places(first=0, end=2, size=2, staleness=1, most_played=4)
     for number in range(4):
         plan.begin(number, version=0)
         assert plan.finish(number, rejected=True) == 0
@@ -42,7 +42,7 @@ def test_groups_that_are_all_rejected_close_a_smaller_data_set() -> None:
 
 def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
-    plan, number = Assignment(first=0, end=9, size=2, staleness=1, most_played=4), 0
+    plan, number = Places(first=0, end=9, size=2, staleness=1, most_played=4), 0
     while not plan.is_closed(0):
         while plan.may_begin(0):
             plan.begin(number, version=0)
@@ -73,7 +73,7 @@ def test_any_order_of_events(
     exactly one. No data set has more than `size`. All data sets are closed in the end, whatever the order.
     """
     dice = random.Random(seed)
-    plan = Assignment(0, end, size, staleness, size * rounds)
+    plan = Places(0, end, size, staleness, size * rounds)
     version, begun, running, accepted = 0, 0, dict[int, int](), Counter[int]()
     stored, committed, lost = dict[int, tuple[int, bool]](), set[int](), list[int]()
     while not plan.complete or len(committed) < end:
@@ -129,7 +129,7 @@ def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4,
 
     `training` is the duration of a training, and `rollout` that of every group; `room` groups run at the same time.
     """
-    plan, version, begun, trained_at = Assignment(0, end, size, staleness, size), 0, 0, training
+    plan, version, begun, trained_at = Places(0, end, size, staleness, size), 0, 0, training
     running, stored = dict[int, tuple[int, int]](), list[tuple[int, int]]()  # (version, end); (data set, staleness)
     plan.take(0)
     for now in range(10**6):
@@ -161,7 +161,7 @@ def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_a_continued_stream_keeps_what_data_sets_hold(staleness: int) -> None:
     """Committed data sets get no more groups, and the others only as many as are missing."""
-    plan = Assignment(3, 6, 4, staleness, 8, accepted=Counter({3: 3, 5: 1}), committed={4})
+    plan = Places(3, 6, 4, staleness, 8, accepted=Counter({3: 3, 5: 1}), committed={4})
     plan.take(3)
     numbers = list[int]()
     while plan.may_begin(3):

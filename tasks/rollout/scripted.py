@@ -80,7 +80,7 @@ def _value(schema: dict[str, Any]) -> Any:
     return schema["enum"][0] if schema.get("enum") else _VALUES.get(str(schema.get("type")), "1")
 
 
-def try_out(
+def play_scripted(
     config: Config, policy: Sequence[Any], verifier: Verifier, problems: Sequence[Problem], tell: Tell, kept: Rows
 ) -> list[str]:
     """Play and grade a scripted episode; return what may be wrong, but may be the script's fault.
