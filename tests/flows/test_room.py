@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs import load
+from configs.storage import Storage
 from flows.run.workspace import open_leased, telling_full_disks
 from storage import layout
 from storage.versions.drafts import Draft
@@ -15,7 +16,7 @@ from tests.support.paths import ROOT
 
 
 def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(KeyError, match="^'x'$"), telling_full_disks("var"):
+    with pytest.raises(KeyError, match="^'x'$"), telling_full_disks(Storage()):
         raise KeyError("x")
 
 

@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         "database or disk is full": fill_database,
     }
     for said, way in ways.items():
-        with pytest.raises(StorageError, match="^a disk is full: ") as told, telling_full_disks(store.root):
+        with pytest.raises(StorageError, match="^a disk is full: ") as told, telling_full_disks(config.storage):
             way()
         for part in (said, "storage.keep.last", f"--root {store.root} gc --delete"):
             assert part in str(told.value), str(told.value)
@@ -72,12 +72,6 @@ def main(folder: Path) -> None:
     (finding,) = verify(store, [version]).findings
     assert "says that" in finding.problem  # a `run` where checkpoints are, of which everything else is right
     collect_without_a_byte(store, folder)
-    (folder / "more").write_bytes(bytes(shutil.disk_usage(folder).free - 500_000))
-    with (
-        pytest.raises(StorageError, match=f"Prefect's database in {folder} has no room"),
-        telling_full_disks(store.root),
-    ):
-        raise RuntimeError("Server error '500 Internal Server Error'")
 
 
 def collect_without_a_byte(store: Store, folder: Path) -> None:
