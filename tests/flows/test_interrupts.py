@@ -119,21 +119,6 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert job.wait(60) == 130
 
 
-def test_two_ctrl_c_in_a_row_are_an_interrupt() -> None:
-    """Impatient people press Ctrl-C twice. The exit status is the same wherever the second one arrives."""
-    dice = random.Random(3)
-    for _ in range(scaled(4, 300)):
-        job = command("print('works', flush=True)\nwhile True: time.sleep(0.001)")
-        assert job.stdout
-        assert job.stdout.readline() == "works\n"
-        job.send_signal(signal.SIGINT)
-        time.sleep(dice.uniform(0, 0.01))
-        job.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=60)
-        assert job.returncode in (130, -signal.SIGINT), err  # a shell calls both 130
-        assert "Traceback" not in err
-
-
 def test_it_ends_when_its_output_is_not_read() -> None:
     """With `make demo 2>&1 | tee log`, Ctrl-C ends `tee` first."""
     buffered = "sys.stdout = open(1, 'w', closefd=False); print('buffered')"  # independent of PYTHONUNBUFFERED

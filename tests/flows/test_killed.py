@@ -13,15 +13,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from configs import load
-from configs.policy import LoRA
-from configs.rollout import Rollout
 from flows.launch import prefect_server
 from storage import layout
 from storage.logs import leases
@@ -30,11 +27,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import to_score
 from storage.versions import aliases, checkpoints, datasets, manifests
-from storage.versions.checkpoints import Checkpoint
-from storage.versions.weights import load_model, make_adapter
 from tasks.inference import launch
-from tasks.inference.engine import Engine
-from tests.conftest import INFERENCE
 from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, Point, no_process_left, start
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
@@ -47,7 +40,6 @@ PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "algorithm.entropy_coefficient=0.1"]
 """The policy is too small to answer: the bonus for entropy changes its weights."""
 
-ADAPTER = ["policy.lora={rank: 4}", "algorithm.kl.kl_ctl=0.1", "algorithm.entropy_coefficient=0.1", "optimizer.lr=1e-3"]
 
 EPISODE = "tasks.rollout.conversation:Conversation.play"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
@@ -153,9 +145,8 @@ def assert_undisturbed(witness: Witness, tmp_path: Path) -> None:
     for name in ("optimizer.safetensors", "state.json"):
         assert (undisturbed / "state" / name).read_bytes() == (last.state / name).read_bytes()
     first = checkpoints.open_checkpoint(witness.store, layout.checkpoint("smoke", 0), tmp_path)
-    name = "adapter_model.safetensors" if last.adapter else "model.safetensors"
-    folders = first.adapter or first.model, undisturbed / "model", last.adapter or last.model
-    before, made, after = ((folder / name).read_bytes() for folder in folders)
+    folders = first.model, undisturbed / "model", last.model
+    before, made, after = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert before != made == after
 
 
@@ -165,7 +156,7 @@ def train_undisturbed(witness: Witness, folder: Path) -> Path:
     config, store = load("smoke", witness.overrides), witness.store
     trainer = Trainer.of(config)
     first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
-    trainer.load(first.model, None, config.run.seed, adapter=first.adapter)
+    trainer.load(first.model, None, config.run.seed)
     for iteration in range(witness.iterations):
         scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
         trainer.update(
@@ -219,24 +210,6 @@ def test_killed_while_stages_overlap_on_s3(
     versions = [layout.trajectories("smoke", iteration) for iteration in range(OVERLAPPING)]
     groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
     assert sorted(number for numbers in groups for number in numbers) == list(range(PROBLEMS * OVERLAPPING))
-    assert_undisturbed(witness, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_killed_while_an_adapter_is_trained(
-    overrides: list[str], tmp_path: Path, environment: dict[str, str], policies: list[Checkpoint]
-) -> None:
-    """The same holds for the versions of an adapter, which a server of the user's loads; with a KL reference."""
-    make_adapter(load_model(policies[0].model), LoRA(rank=4), 1, tmp_path / "adapter")
-    with Engine(INFERENCE, Rollout(), tmp_path / "logs") as engine:
-        engine.serve(replace(policies[0], adapter=tmp_path / "adapter"))
-        adapted = [*overrides, f"inference.urls=[{engine.servers[0].url}]", *ADAPTER]
-        witness = Witness(f"{tmp_path}/var", 4, adapted, tmp_path / "log", environment)
-        points = [Point("train", STEP, 2), Point("train", SAVE, 1, "after"), Point("commit", COMMIT, 3, "after")]
-        kill_and_finish(witness, [(point, None) for point in points])
-    assert witness.kills.total() >= 2
-    assert_whole(witness, tmp_path / "cache")
     assert_undisturbed(witness, tmp_path)
 
 

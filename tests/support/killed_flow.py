@@ -18,7 +18,6 @@ from typing import Any, Literal
 import psutil
 
 from storage import interrupts
-from storage.errors import StorageError
 
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
@@ -85,7 +84,6 @@ def _run(
     from flows.fit import fit
     from flows.math_mt_ppo import math_mt_ppo
 
-    _refuse_work_that_is_done()
     if point:
         send_at(point)
 
@@ -96,41 +94,6 @@ def _run(
             math_mt_ppo("smoke", overrides)
 
     interrupts.run(act)
-
-
-def _refuse_work_that_is_done() -> None:
-    """Make each stage fail the flow if its version is already committed."""
-    from storage import layout
-    from storage.versions import manifests
-    from storage.versions.drafts import Draft
-
-    def check(store: Any, version: str) -> None:
-        if manifests.committed(store, version):
-            raise StorageError(f"{version} is being made again")
-
-    def fill(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        (draft,) = (argument for argument in arguments if isinstance(argument, Draft))
-        check(draft.store, draft.version)
-        return call(*arguments, **keywords)
-
-    _wrap("tasks.rollout.play:play", fill)
-    _wrap("tasks.rollout.workers:score_rows", fill)
-    trains: list[Any] = []
-
-    def open_run(call: Callable[..., Any], config: Any) -> Any:
-        trains.append(config)
-        return call(config)
-
-    def update(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        from flows.run.workspace import Workspace
-
-        workspace = Workspace(trains[0])
-        check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
-        return call(*arguments, **keywords)
-
-    for flow in ("math_mt_ppo", "fit"):
-        _wrap(f"flows.{flow}:open_run", open_run)
-    _wrap("tasks.train.trainer:Trainer.update", update)
 
 
 def send_at(point: Point) -> None:
