@@ -1,8 +1,6 @@
 """Configurations of older programs are converted to the present schema; records of newer ones ask for an upgrade."""
 
 import json
-import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,29 +10,23 @@ from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import _ABSENT as ABSENT
 from configs.stored import CHANGES, _put, formerly, lost, renamed
-from flows.run import workspace as run_workspace
-from flows.run.workspace import Workspace
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.logs.nights import Nights
-from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
 from tests.storage.test_nights import NIGHT
+from tests.support.begun import start
+from tests.support.chain_helpers import rewrite
 from tests.support.paths import ROOT
 
 FIRST = json.loads((ROOT / "tests/kept_stores/first-configurations.json").read_text())
 """The configuration `smoke` as the first programs stored it, by commit."""
-
-
-@pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
 
 
 @pytest.mark.parametrize("commit", FIRST)
@@ -181,42 +173,24 @@ def test_conversions_run_in_order_and_do_not_change_their_input() -> None:
     assert up_to_date(new, conversions) == new
 
 
-def begin(tmp_path: Path, *overrides: str) -> Workspace:
-    """Begin or continue a run."""
-    place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
-    workspace = Workspace(load("smoke", [*place, *overrides]))
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def test_a_run_warns_of_turns_without_room_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    begin(tmp_path, "agent={type: math-multi-turn, args: {num_turns: 99}}")
+def test_a_run_warns_of_turns_without_room_at_its_start(plain: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    start(*plain, "agent={type: math-multi-turn, args: {num_turns: 99}}")
     assert "do not fit into inference.max_model_len" in caplog.text
 
 
-def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
-    """Change the stored manifest of `version` and seal it, as if another program had written it; return its bytes."""
-    path = tmp_path / "var" / layout.manifest(version)
-    values = unseal(path.read_bytes(), "")
-    change(values)
-    path.write_bytes(seal(values))
-    return path.read_bytes()
-
-
-def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
-    begin(tmp_path)
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
+def test_a_run_of_a_newer_program_is_refused(plain: list[str]) -> None:
+    rewrite(start(*plain).store, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
     with pytest.raises(ConfigError, match="knobs that this one does not know:\n  run.stream=False\nUpgrade this one"):
-        begin(tmp_path)
+        start(*plain)
 
 
-def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_program_says_so(plain: list[str]) -> None:
     """A manifest with an unknown field or kind asks for an upgrade, and is not reported as damaged."""
-    store = begin(tmp_path).store
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
+    store = start(*plain).store
+    rewrite(store, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
     with pytest.raises(StorageError, match="manifest.json has signed_by='ada', which this code does not know: upgrade"):
         manifests.read(store, layout.run("smoke"))
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values.update(kind="dream", signed_by="ada"))
+    rewrite(store, layout.run("smoke"), lambda values: values.update(kind="dream", signed_by="ada"))
     with pytest.raises(StorageError, match="has kind='dream', signed_by='ada', which .* upgrade"):
         manifests.read(store, layout.run("smoke"))
 
