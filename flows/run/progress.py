@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
-from prefect import get_client, get_run_logger, runtime, task
+from prefect import get_run_logger, runtime, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.actions import ArtifactUpdate
 
 from flows.run.workspace import Workspace, finished_iterations
 from storage import errors, layout, version_names, visible
@@ -26,11 +24,11 @@ from tasks.evaluate import summary as tables
 from tasks.inference.location import model_fingerprints
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
-from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
+from tasks.metrics.show import iteration_line, paid_for_something_else, seconds_left
 from tasks.score.scoring import scorer_fingerprint
 
-_SHOWN = 20
-"""Newest iterations in the table that Prefect's pages show."""
+_RECENT = 20
+"""Newest iterations from which the time left and an alarm are computed."""
 
 
 def newest_policy(workspace: Workspace) -> version_names.PolicyVersion | None:
@@ -53,8 +51,6 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now
     started, begun = time.monotonic(), datetime.now(UTC)
-    table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")
-    assert isinstance(table, UUID)
     rows = [row for number, row in by_iteration(read_rows(workspace.store, run.name)).items() if number < first]
     tokens = sum(row.get("tokens/generated", 0) for row in rows)
     get_run_logger().info(visible.Fleeting("the first iteration begins"))
@@ -67,14 +63,12 @@ def iterations(workspace: Workspace) -> Iterator[int]:
                 return
         ITERATION.set(iteration)
         yield iteration
-        rows = [*rows, read_iteration(workspace.store, run.name, iteration)][-_SHOWN:]
+        rows = [*rows, read_iteration(workspace.store, run.name, iteration)][-_RECENT:]
         tokens += rows[-1].get("tokens/generated", 0)
         line = iteration_line(rows[-1], run.iterations, seconds_left(begun, rows, run.iterations - iteration - 1))
         get_run_logger().info(line)
         if (alarm := paid_for_something_else(rows)) and not paid_for_something_else(rows[:-1]):
             get_run_logger().warning("ALARM: iteration %d: %s", iteration, alarm)
-        shown = [{"iteration": str(row["iteration"] + 1), **cells(row)} for row in rows]
-        get_client(sync_client=True).update_artifact(table, ArtifactUpdate(data=json.dumps(shown)))
 
 
 def log_last(workspace: Workspace, *versions: str) -> None:
