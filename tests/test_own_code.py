@@ -11,7 +11,6 @@ import pytest
 
 from configs import Config, ConfigError, load
 from configs.evaluate import HELD_OUT
-from flows.run import workspace as run_workspace
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.version_names import ProblemsVersion
@@ -164,15 +163,6 @@ def test_code_may_change_before_it_has_played(folder: Path) -> None:
     start(*own(folder))
 
 
-def test_a_run_without_fingerprints_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older program recorded none."""
-    with monkeypatch.context() as older:
-        older.setattr(run_workspace, "own_code", lambda _: {})
-        play(start(*own(folder)))
-    assert b'"code"' not in Workspace(configured(folder)).store.read(layout.manifest(layout.trajectories("smoke", 0)))
-    start(*own(folder))
-
-
 def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
     """The gate compares champion and challenger with the same environment; other scorers only score again."""
     problems = ProblemsVersion("problems/1f0c")
@@ -196,26 +186,6 @@ def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) ->
     with pytest.raises(registry.CodeChangedError, match="the same code on all hosts"):
         registry.refuse_other(registry.files_of("alone:score"), expected)
     assert registry.import_own("alone:score").score is not None
-
-
-def test_code_that_stays_as_it_is_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command agent is looked at after each episode, and may import thousands of files (`pip install --target`)."""
-    read, digest = list[bytes](), registry._digest
-
-    def counted(data: bytes) -> str:
-        read.append(data)
-        return digest(data)
-
-    monkeypatch.setattr(registry, "_digest", counted)
-    name = str(folder / "alone.py")
-    for _ in range(3):
-        registry.refuse_changed(name)
-    assert len(read) == 2  # for its fingerprint, and after the first episode
-    edited = folder / "edited.py"
-    edited.write_text("def score(answer): return False\n")
-    edited.replace(folder / "alone.py")
-    with pytest.raises(registry.CodeChangedError, match=r"alone.py changed since"):
-        registry.refuse_changed(name)
 
 
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:
