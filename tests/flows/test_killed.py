@@ -4,7 +4,6 @@ tests/storage/test_every_failure.py fails at every call of every command that wr
 the whole pipeline: of each stage one, of a commit a few.
 """
 
-import itertools
 import os
 import random
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -68,15 +66,9 @@ class Witness:
     """Starts flows, kills them, and checks the store afterwards."""
 
     def __init__(
-        self,
-        root: str,
-        iterations: int,
-        overrides: list[str],
-        log: Path,
-        environment: dict[str, str],
-        data: Sequence[str] = (),
+        self, root: str, iterations: int, overrides: list[str], log: Path, environment: dict[str, str]
     ) -> None:
-        self.store, self.iterations, self.log, self.data = Store(root), iterations, log, data
+        self.store, self.iterations, self.log = Store(root), iterations, log
         self.overrides = [*overrides, *SETTINGS, f"storage.root={root}", f"run.iterations={iterations}"]
         self.environment = environment | {MARK: str(log)}
         self.committed: dict[str, str] = {}  # version: nonce
@@ -85,7 +77,7 @@ class Witness:
 
     def run(self, point: Point | None, after_s: float | None = None) -> int:
         """Make one attempt; return its exit code."""
-        process = start(self.overrides, point, self.log, self.environment, self.data)
+        process = start(self.overrides, point, self.log, self.environment)
         process.join(after_s)
         if process.is_alive():
             process.kill()
@@ -211,36 +203,6 @@ def test_killed_while_stages_overlap_on_s3(
     groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
     assert sorted(number for numbers in groups for number in numbers) == list(range(PROBLEMS * OVERLAPPING))
     assert_undisturbed(witness, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_killed_while_it_trains_from_the_store(
-    overrides: list[str], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    """A killed flows.fit ends with the weights and moments of one that nobody killed."""
-    root, log = f"{tmp_path}/var", tmp_path / "log"
-    assert Witness(root, 2, overrides, log, environment).run(None) == 0
-    first = f"policy={{path: {root}/{layout.checkpoint('smoke', 0)}}}"
-    options = [*overrides, "algorithm.entropy_coefficient=0.1", "fit.epochs=4", first]
-    killed = Witness(root, 1, [*options, "run.name=killed"], log, environment, ["smoke"])
-    points = [Point("train", STEP, 3), Point("train", SAVE, 1, "after"), Point("commit", COMMIT, 3, "after")]
-    kill_and_finish(killed, [(point, None) for point in points])
-    assert killed.kills.total() >= 2
-    whole = Witness(root, 1, [*options, "run.name=whole"], log, environment, ["smoke"])
-    assert whole.run(None) == 0
-    made, expected = (_checkpoints(each.store, name) for each, name in ((killed, "killed"), (whole, "whole")))
-    assert made == expected
-    assert len(made) > 4
-    assert len({str(digests) for digests in made}) == len(made)
-    assert verify(killed.store, [layout.checkpoint("killed", len(made) - 1)], deep=True).findings == []
-
-
-def _checkpoints(store: Store, run: str) -> list[dict[str, str]]:
-    """Return the digests of the files of all checkpoints of a run, without counts of time."""
-    numbers = itertools.takewhile(lambda n: manifests.committed(store, layout.checkpoint(run, n)), itertools.count())
-    files = (manifests.read(store, layout.checkpoint(run, number)).files for number in numbers)
-    return [{file.name: file.sha256 for file in some if file.name.endswith(".safetensors")} for some in files]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -44,16 +44,14 @@ class Point:
         return f"{self.when} {self.function.rpartition(':')[2]} {self.nth}"
 
 
-def start(
-    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str] = ()
-) -> ForkServerProcess:
-    """Run the flow with the configuration `smoke` as its command line does, in a new session; with `data` flows.fit.
+def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
+    """Run the flow with the configuration `smoke` as its command line does, in a new session.
 
     Its exit code is -9 if it was killed, 130 if it was interrupted, and 0 if it reached its end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.train.trainer", "tasks.score"])
-    process = context.Process(target=_run, args=(overrides, point, log, environment, data))
+    process = context.Process(target=_run, args=(overrides, point, log, environment))
     process.start()
     return process
 
@@ -73,27 +71,17 @@ def mark_of(process: psutil.Process) -> str | None:
         return None
 
 
-def _run(
-    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str]
-) -> None:
+def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
     os.setsid()
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
     os.environ |= environment
-    from flows.fit import fit
     from flows.math_mt_ppo import math_mt_ppo
 
     if point:
         send_at(point)
-
-    def act() -> None:
-        if data:
-            fit("smoke", overrides, list(data))
-        else:
-            math_mt_ppo("smoke", overrides)
-
-    interrupts.run(act)
+    interrupts.run(lambda: print(math_mt_ppo("smoke", overrides)))
 
 
 def send_at(point: Point) -> None:
