@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import get_args
 
 from configs.problems import ProblemSampling
@@ -37,7 +38,7 @@ _OF_PROBLEM = ("problem_id", "prompt", "solutions", "run", "iteration", "policy_
 
 
 def plan_curriculum(
-    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling
+    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling, keys: Sequence[str] = ()
 ) -> list[CurriculumEntry]:
     """Compute standing and weight of each problem, in their order.
 
@@ -50,6 +51,7 @@ def plan_curriculum(
         problems: the problems that the run may draw.
         history: the history of the runs before it, oldest first; problems are matched by content, not by id.
         settings: `problems.sampling`.
+        keys: of the problems, if they come from a history, which has no settings; empty: they are computed.
 
     Raises:
         ValueError: every problem would be left out.
@@ -60,8 +62,7 @@ def plan_curriculum(
         if episodes < LAST_EPISODES:
             counts[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
     entries = []
-    for problem in problems:
-        content = key(problem)
+    for problem, content in zip(problems, keys or map(key, problems), strict=True):
         episodes, solved = counts.get(content, (0, 0))
         rate = solved / episodes if episodes else 0.0
         standing, weight = _standing(episodes, rate, settings)
@@ -84,9 +85,28 @@ def _standing(episodes: int, rate: float, settings: ProblemSampling) -> tuple[St
     return "middle", weight
 
 
-def standings(rows: Sequence[CurriculumEntry]) -> dict[str, int]:
-    """Count the problems of each standing."""
-    return {standing: sum(row.standing == standing for row in rows) for standing in get_args(Standing)}
+def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
+    """Make a table: for each standing the numbers of problems and episodes, and the mean success rate of a problem."""
+    table = []
+    for standing in get_args(Standing):
+        counted = [row for row in rows if row.standing == standing]
+        rates, episodes = [row.success_rate for row in counted if row.episodes], sum(row.episodes for row in counted)
+        row = {"standing": standing, "problems": str(len(counted)), "episodes": str(episodes)}
+        table.append(row | {"mean rate": f"{fmean(rates):.3f}" if rates else ""})
+    return table
+
+
+def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """Make a table of the problems that were never solved, those with the most episodes first.
+
+    Their gold answers may be wrong. Prompts are on one line. `problems` are those of the rows, in their order.
+    """
+    unsolved = [(row, problem) for row, problem in zip(rows, problems, strict=True) if row.standing == "suspect"]
+    table = []
+    for row, problem in sorted(unsolved, key=lambda pair: (-pair[0].episodes, pair[0].problem_id)):
+        shown = {"problem": row.problem_id, "prompt": " ".join(problem.prompt.split())}
+        table.append(shown | {"gold answers": "; ".join(problem.solutions), "episodes": str(row.episodes)})
+    return table
 
 
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:

@@ -10,6 +10,7 @@ import pytest
 
 from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
+from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
 from flows.run import progress
 from storage import layout
@@ -99,8 +100,11 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("second", 0), tmp_path)}
     assert drawn.isdisjoint(left_out)
 
+    found = history("smoke", trained)
+    assert sorted(found["histories"]) == ["second", "smoke"]
+    assert sum(int(row["problems"]) for row in found["standing"]) == len(played | drawn)
     table = f"{tmp_path}/var/runs/*/history/*/*/*.parquet"
-    assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(16,)]
+    assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(32,)]
 
 
 def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

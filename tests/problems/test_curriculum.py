@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from configs.problems import ProblemSampling
 from storage.records import Problem, ProblemHistory
-from tasks.problems.curriculum import FLOOR, plan_curriculum
+from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, in_order
 
@@ -69,6 +69,22 @@ def test_leaving_out_everything_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"all 1 problems: none was ever solved. Set problems.sampling.leave_out_susp"):
         plan_curriculum(PROBLEMS[:1], PAST, STRICT)
     assert [row.weight for row in plan_curriculum(PROBLEMS[2:3], PAST, STRICT)] == [FLOOR]
+
+
+def test_tables_for_people() -> None:
+    """The tables sum up the standings and list suspects, the one with most episodes first."""
+    history = [*PAST, past(PROBLEMS[4], 0, episodes=64)]
+    rows = plan_curriculum(PROBLEMS, history, STRICT)
+    assert standing_rows(rows) == [
+        {"standing": "unknown", "problems": "1", "episodes": "8", "mean rate": "0.375"},
+        {"standing": "middle", "problems": "1", "episodes": "32", "mean rate": "0.250"},
+        {"standing": "retired", "problems": "1", "episodes": "32", "mean rate": "1.000"},
+        {"standing": "suspect", "problems": "2", "episodes": "96", "mean rate": "0.000"},
+    ]
+    assert standing_rows(rows[:1])[0] == {"standing": "unknown", "problems": "0", "episodes": "0", "mean rate": ""}
+    assert [row["problem"] for row in suspect_rows(rows, PROBLEMS)] == ["5", "1"]
+    first = {"problem": "5", "prompt": "What is 5?", "gold answers": "5; 05", "episodes": "64"}
+    assert suspect_rows(rows, PROBLEMS)[0] == first
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)

@@ -52,7 +52,7 @@ def counts(rows: Iterable[ProblemHistory]) -> dict[str, tuple[int, int, int]]:
 
 
 def test_games_with_one_prompt_are_counted_apart() -> None:
-    """Their histories have one row for each."""
+    """Their histories have one row for each; a table of the history finds them by their keys, having no metadata."""
     games = [Problem(f"g{n}", "Win.", [], metadata=f'{{"seed": {n}}}') for n in range(2)]
     rows = [
         (replace(row, prompt="Win.", solutions=[], metadata=games[n].metadata), scores)
@@ -62,7 +62,10 @@ def test_games_with_one_prompt_are_counted_apart() -> None:
     assert counts(history) == {"g0": (1, 1, 1), "g1": (1, 0, 0)}
     known = plan_curriculum(games, history, ProblemSampling())
     assert [entry.episodes for entry in known] == [1, 1]
-    assert {row.problem_key for row in history} == {entry.problem_key for entry in known}
+    keys = [row.problem_key for row in history]
+    untold = [Problem(row.problem_id, row.prompt, row.solutions) for row in history]
+    assert {entry.problem_key for entry in plan_curriculum(untold, history, ProblemSampling(), keys)} == set(keys)
+    assert set(keys) == {entry.problem_key for entry in known}
 
 
 def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
