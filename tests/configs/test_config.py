@@ -232,6 +232,9 @@ def test_differences_name_keys_and_values() -> None:
 def test_every_knob_is_on_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m configs` shows each knob with its type, default and sentence, and none without a sentence."""
     assert [title for title, sentence in entries(Config) if not sentence and ".kind:" not in title] == []
+    names = {title.partition(":")[0] for title, _ in entries(Config)}
+    assert {"problems.train.weight", "agent.tools.type"} <= names
+    assert "problems.train.agent.type" not in names  # it is the section `agent`
     monkeypatch.setattr(sys, "argv", ["configs", "algorithm.kl.place"])
     main()
     assert capsys.readouterr().out.splitlines() == [

@@ -3,7 +3,6 @@
 import pytest
 
 from configs import Config, ConfigError, differences, load, read_stored, to_yaml, up_to_date
-from configs.__main__ import entries
 from storage import layout
 from tasks.evaluate.protocol import greedy
 from tasks.registry import own_code
@@ -125,10 +124,3 @@ def test_own_code_of_members_is_covered() -> None:
     assert own_code(config, ["agent"]) == {}
     own = GAME.replace("score: environment", "score: tests.support.own_scorers:decides")
     assert "tests/support/own_scorers.py" in own_code(mixture(members=f"{SUMS}, {TOOLS}, {own}"))
-
-
-def test_the_page_of_knobs_shows_members_and_the_sections_of_the_run() -> None:
-    names = [title.partition(":")[0] for title, _ in entries(Config)]
-    assert "problems.train.weight" in names
-    assert "agent.tools.type" in names
-    assert "problems.train.agent.type" not in names

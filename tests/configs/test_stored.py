@@ -9,7 +9,7 @@ from configs import ConfigError, flatten, load, read_stored, up_to_date
 from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import _ABSENT as ABSENT
-from configs.stored import CHANGES, _put, formerly, lost, renamed
+from configs.stored import CHANGES, _put, formerly, lost
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -152,23 +152,6 @@ def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[st
     """Missing knobs are added in all sections: empty ones, those of several forms, and those that the user names."""
     values = dump(*overrides)
     assert up_to_date(without(values, *lacking)) == values
-
-
-def test_conversions_run_in_order_and_do_not_change_their_input() -> None:
-    """A knob is renamed twice and its unit changed."""
-    conversions = [
-        renamed("run.max_hours", "run.max_m", lambda hours: 60 * hours),
-        renamed("run.max_m", "run.max_minutes"),
-        renamed("problems.train", "problems.train", lambda source: source | {"kind": "arithmetic"}),
-    ]
-    values: dict[str, Any] = {"run": {"name": "x", "max_hours": 2}, "problems": {"train": {"kind": "sums"}}}
-    stored = json.dumps(values)
-    new = up_to_date(values, conversions)
-    assert json.dumps(values) == stored
-    assert new["run"]["max_minutes"] == 120
-    assert "max_hours" not in new["run"]
-    assert new["problems"]["train"]["high"] == 20
-    assert up_to_date(new, conversions) == new
 
 
 def test_a_run_warns_of_turns_without_room_at_its_start(plain: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -37,9 +37,10 @@ from tasks.inference.completions import completion_of
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance.questions import propose_ids, training_data
-from tests.conftest import MadeOnce
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
+from tests.support.training_run import TrainingRun
 from tests.support.waiting_engine import WaitingEngine, opens
 
 
@@ -119,24 +120,17 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
-def test_damaged_data_are_not_trained_on(
-    overrides: list[str], tmp_path: Path, victim: str, made_once: MadeOnce
-) -> None:
+def test_damaged_data_are_not_trained_on(tmp_path: Path, victim: str) -> None:
     """If one bit is flipped, the error names the object, and no checkpoint is made."""
-
-    def play_and_score() -> None:
-        rollout("smoke", overrides, iteration=0)
-        score("smoke", overrides, iteration=0)
-
-    made_once("scored", tmp_path / "var", play_and_score)
-    (folder,) = (tmp_path / "var/runs/smoke").glob(victim)
+    run = TrainingRun(tmp_path, 1)
+    (folder,) = (tmp_path / "store/runs/smoke").glob(victim)
     path = max(folder.glob("*/**/*.*"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(StorageError, match=f"{path.name} does not match the sha256 in its manifest: it is damaged"):
-        train("smoke", overrides, iteration=0)
-    assert not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1))
+        run.train(VersionTrainer(run.config()), 0)
+    assert run.committed() == [0]
 
 
 def test_a_failed_rollout_can_be_tried_again(
@@ -256,11 +250,10 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("help_", ["exclude", "cap"])
 def test_a_run_that_a_trajectory_has_stopped_goes_on(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help_: str
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update that is not finite names the trajectory. The same run goes on without it, or with a bound.
+    """An update that is not finite names the trajectory. The same run goes on without it.
 
     An older program has stored the trajectory.
     """
@@ -277,10 +270,7 @@ def test_a_run_that_a_trajectory_has_stopped_goes_on(
         run_flow("smoke", settings)
     bad = re.findall(r"trajectories (smoke/\S+?):", str(stopped.value))
     assert len(bad) == 1
-    if help_ == "exclude":
-        store = Store(f"{tmp_path}/var")
-        version = commit_exclusions(store, propose_ids(store, bad, tmp_path, "impossible logprobs").rows)
-        numbers = run_flow("smoke", [*settings, f"problems.exclusions=[{version}]"])
-        assert numbers["training"][0]["trajectories/excluded"] == 1
-    else:
-        assert run_flow("smoke", [*settings, "algorithm.behaviour_weight={cap: 5}"])["iterations"] == 1
+    store = Store(f"{tmp_path}/var")
+    version = commit_exclusions(store, propose_ids(store, bad, tmp_path, "impossible logprobs").rows)
+    numbers = run_flow("smoke", [*settings, f"problems.exclusions=[{version}]"])
+    assert numbers["training"][0]["trajectories/excluded"] == 1
