@@ -4,10 +4,9 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
-import re
+import errno
 import shlex
 import shutil
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,22 +196,18 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace.trim_cache()
 
 
-_FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
-"""The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
-
-
 @contextmanager
 def telling_full_disks(knobs: Storage) -> Iterator[None]:
     """Raise an error of the block that came from a full disk as StorageError, which says what frees room."""
     try:
         yield
-    except Exception as error:
-        if not (found := _FULL.search("".join(traceback.format_exception(error)))):
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         every = knobs.keep.every if knobs.keep else 1
         gc_command = f"gc --delete --older-than-hours 0 --keep-every {every}"
         raise errors.StorageError(
-            f"a disk is full: {found[0]}. A run holds less with a lower storage.keep.last and a higher "
+            f"a disk is full: {error}. A run holds less with a lower storage.keep.last and a higher "
             f"storage.keep.every. `python -m storage --root {shlex.quote(knobs.root)} {gc_command}` frees what no run "
             "needs any more, and what failed attempts left. Then the same command continues"
         ) from error
