@@ -72,7 +72,7 @@ def main(
         overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:
-        resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
+        resolved = resolve(config, overrides)  # also before a flow, in which a mistake would be an error of Prefect's
         if arguments.command:
             text = arguments.command(resolved).rstrip("\n")
             with interrupts.reader_may_go():
@@ -148,14 +148,16 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
     keep_compiled_code_private()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
-    with contextlib.nullcontext() if verbose else contextlib.closing(tell()):
+    with contextlib.nullcontext() if verbose else contextlib.closing(log_to_console()):
         try:
             act()
             return 0
         except Exception as error:  # noqa: BLE001 - it is printed
             failed = error
-    is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))
-    print_progress(with_own_line(f"error: {failed}", failed) if is_told else traceback_without(failed, "prefect"))
+    is_expected = isinstance(failed, OSError) or (
+        isinstance(failed, ValueError | RuntimeError) and not of_library(failed)
+    )
+    print_progress(with_own_line(f"error: {failed}", failed) if is_expected else traceback_without(failed, "prefect"))
     return 2 if isinstance(failed, ConfigError) else 1
 
 
@@ -185,7 +187,7 @@ class Console(logging.Handler):
         try:
             if isinstance(record.msg, Fleeting):
                 self._show(printable(record.getMessage()))
-            # Errors that Prefect's engine logs are told at the end, once.
+            # Errors that Prefect's engine logs are printed at the end, once.
             elif record.name not in ("prefect.flow_runs", "prefect.task_runs") or _PREFECT not in record.pathname:
                 self._print(record)
         except Exception:  # noqa: BLE001 - as every handler: an error of logging ends no run
@@ -214,7 +216,7 @@ class Console(logging.Handler):
             self._printed = time.monotonic()
 
 
-def tell() -> Console:
+def log_to_console() -> Console:
     """Print records with a `Console` from now on, instead of with Prefect's handler."""
     console, root = Console(), logging.getLogger()
     root.handlers = [console]

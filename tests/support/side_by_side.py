@@ -12,7 +12,7 @@ GROUPS = {
         ("first", "flows", "arguments flows killed local_server mixtures models_beside"),
         ("first", "retrain", "retrain"),
         ("first", "evaluate", "evaluate"),
-        ("second", "flows", "interrupts kept_stores monitoring other_users safety several_devices"),
+        ("second", "flows", "interrupts kept_stores monitoring other_users safety"),
         ("second", "agents", "turn_ends"),
         ("second", "audit", "flow"),
         ("second", "rollout", "selection"),
