@@ -5,7 +5,7 @@ Errors name the key, the value and the remedy.
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.algorithms import NAMES
-from configs.knobs import nearest, sections, tags
+from configs.knobs import nearest, sections
 from configs.policy import BEGINNINGS
 from configs.problems import FORMS
 from configs.safety import brief, check_depth, check_interpolations, open_regular
@@ -175,15 +175,10 @@ def explain(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
         if became := former(key):
             return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
-        parent, name = tuple(location[:-1]), str(location[-1])
-        fields = _fields(parent)
-        if parent[:2] == ("algorithm", "own"):
-            return (
-                f"{key}={brief(detail['input'])}: unknown key; arguments of your class are algorithm.args={{{name}: …}}"
-            )
-        of = f" of algorithm.type={parent[1]}" if parent[:1] == ("algorithm",) and len(parent) > 1 else ""
-        known = f"known keys{of} are {', '.join(sorted(fields))}"
-        return f"{key}={brief(detail['input'])}: unknown key{nearest(name, fields)}; {known}"
+        name, known = str(location[-1]), "`python -m configs` shows those that there are"
+        if location[:2] == ["algorithm", "own"]:
+            known = f"arguments of your class are algorithm.args={{{name}: …}}"
+        return f"{key}={brief(detail['input'])}: unknown key{nearest(name, _names(Config))}; {known}"
     if detail["type"] == "missing":
         return f"{key}: must be given"
     if detail["type"] == "value_error":
@@ -191,14 +186,7 @@ def explain(detail: ErrorDetails) -> str:
     return f"{key}={brief(detail['input'])}: {detail['msg']}"
 
 
-def _fields(location: Sequence[int | str]) -> list[str]:
-    """Return the names of the fields of the section at `location`."""
-    models: list[type[BaseModel]] = [Config]
-    for part in location:
-        if isinstance(part, int):  # in a list, whose sections have one form
-            models = [model for model in models if not tags(model)]
-            continue
-        of_kind = [model for model in models if part in tags(model)]
-        fields = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = of_kind or [section for field in fields for section in sections(field.annotation)]
-    return sorted({name for model in models for name in model.model_fields})
+def _names(section: type[BaseModel]) -> set[str]:
+    """Return the names of all knobs in a section and in those inside."""
+    inside = [one for field in section.model_fields.values() for one in sections(field.annotation)]
+    return set(section.model_fields).union(*map(_names, inside))

@@ -1,16 +1,16 @@
 """Convert stored configurations to the schema of this program, and say what became of the knobs of older ones.
 
 A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. `up_to_date`
-converts it for readers: `CONVERSIONS` rename and convert knobs, `CHANGES` says which knobs are gone and how programs
-behaved before a knob came, and every other missing knob gets its default. A run or a night is continued only if it
-was begun with no behaviour that this program lacks (`lost`).
+converts it for readers: knobs that were renamed get their present names, `CHANGES` says which knobs are gone and how
+programs behaved before a knob came, and every other missing knob gets its default. A run or a night is continued only
+if it was begun with no behaviour that this program lacks (`lost`).
 
 Example: {"ppo": {"minibatches": 2}} becomes {"train": {"minibatches": 2, …}, "algorithm": {"type": "ppo", …}, …}
 """
 
 import copy
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -23,9 +23,6 @@ from configs.knobs import section_of
 from configs.schema import Config
 
 Values = dict[str, Any]
-Conversion = Callable[[Values], None]
-"""Changes a whole configuration in place, and changes nothing in one that is already up to date."""
-
 _ABSENT = object()
 
 
@@ -129,72 +126,47 @@ def former(key: str) -> str | None:
     return next((change.note or f"it is always {change.now}" for change in gone), None)
 
 
-def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Conversion:
-    """Return a conversion that renames the knob `old` to `new` and converts its value with `value`.
-
-    A knob whose values change their meaning is renamed, too: `renamed("run.max_minutes", "run.max_seconds", lambda
-    minutes: 60 * minutes)`. With the same name on both sides no old value may be a valid new one.
-    """
-
-    def convert(values: Values) -> None:
-        if (stored := _pop(values, old)) is not _ABSENT:
-            _put(values, new, value(stored))
-
-    return convert
-
-
-def _kl(section: Any) -> Any:
-    """Convert a section in which `place: none` meant no penalty, whatever the other knobs were."""
-    return {} if isinstance(section, dict) and section.get("place") == "none" else section
+def _converted(stored: Values) -> Values:
+    """Return a copy in which renamed knobs have their present names, and changed values their present meaning."""
+    values = copy.deepcopy(stored)
+    evaluation, cluster = (values.get(name) for name in ("evaluation", "cluster"))
+    if isinstance(evaluation, dict) and evaluation.get("temperature") == 0:  # all samples were greedy
+        evaluation |= {"samples": 0, "temperature": 1.0}
+    if isinstance(cluster, dict) and "start_timeout_s" in cluster:
+        cluster["startup_timeout_s"] = cluster.pop("start_timeout_s")
+    ppo = values.pop("ppo", _ABSENT)
+    if isinstance(ppo, dict):
+        _divide(ppo, values)
+    elif ppo is not _ABSENT:
+        values["algorithm"] = ppo  # refused when the values are read
+    return values
 
 
-def _evaluation(section: Any) -> Any:
-    """Convert a section in which `temperature: 0` made all `samples` greedy."""
-    greedy = isinstance(section, dict) and section.get("temperature") == 0
-    return {**section, "samples": 0, "temperature": 1.0} if greedy else section
-
-
-def _objective(values: Values) -> None:
-    """Make one choice of two: without recomputed logprobs the decoupled objective was plain PPO, too."""
-    stored = [_pop(values, "ppo.use_decoupled_loss"), _pop(values, "ppo.recompute_logprob")]
-    if stored != [_ABSENT, _ABSENT]:
-        _put(values, "ppo.objective", "behaviour" if False in stored else "decoupled")
-
-
-def _algorithm(values: Values) -> None:
+def _divide(ppo: Values, values: Values) -> None:
     """Divide the section `ppo` of the only algorithm that there was into `algorithm` and `train`."""
-    section = _pop(values, "ppo")
-    if not isinstance(section, dict):
-        if section is not _ABSENT:
-            values["algorithm"] = section  # refused when the values are read
-        return
+    for old in ("minibatches", "ppo_n_minibatches"):
+        if old in ppo:
+            _put(values, "train.minibatches", ppo.pop(old))
     for name in (*_OF_TRAIN, "kernels", "moments"):
-        if name in section:
-            _put(values, f"train.{name}", section.pop(name))
-    if "ppo_n_minibatches" in section:
-        _put(values, "train.minibatches", section.pop("ppo_n_minibatches"))
-    values["algorithm"] = {"type": "ppo", **section}
+        if name in ppo:
+            _put(values, f"train.{name}", ppo.pop(name))
+    if "behaviour_weight_cap" in ppo:
+        _put(ppo, "behaviour_weight.cap", ppo.pop("behaviour_weight_cap"))
+    if isinstance(kl := ppo.get("kl"), dict) and kl.get("place") == "none":  # no penalty, whatever the others were
+        ppo["kl"] = {}
+    stored = [ppo.pop("use_decoupled_loss", _ABSENT), ppo.pop("recompute_logprob", _ABSENT)]
+    if stored != [_ABSENT, _ABSENT]:  # without recomputed logprobs the decoupled objective was plain PPO, too
+        ppo["objective"] = "behaviour" if False in stored else "decoupled"
+    values["algorithm"] = {"type": "ppo", **ppo}
 
 
-CONVERSIONS: Sequence[Conversion] = (
-    renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
-    renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
-    renamed("ppo.kl", "ppo.kl", _kl),
-    renamed("evaluation", "evaluation", _evaluation),
-    _objective,
-    _algorithm,
-    renamed("cluster.start_timeout_s", "cluster.startup_timeout_s"),
-)
-"""All conversions, oldest first. None is ever removed, because old stores still exist."""
-
-
-def up_to_date(stored: Values, conversions: Sequence[Conversion] = CONVERSIONS) -> Values:
+def up_to_date(stored: Values) -> Values:
     """Convert a stored configuration to this program's schema; knobs and values that it does not know stay in it.
 
     >>> up_to_date({"ppo": {"minibatches": 2}})["train"]["minibatches"]
     2
     """
-    values = _converted(stored, conversions)
+    values = _converted(stored)
     for change in CHANGES:
         if change.is_gone:
             _pop(values, change.knob)
@@ -209,7 +181,7 @@ def formerly(stored: Values) -> Values:
     >>> formerly({"release": 1, "algorithm": {"kl": {"horizon": 100}}})
     {'algorithm.kl.horizon': 100}
     """
-    values, found = _converted(stored, CONVERSIONS), Values()
+    values, found = _converted(stored), Values()
     for change in (change for change in CHANGES if change.now is not _ABSENT):
         value = _get(values, change.knob)
         # Programs from before `release` stored all knobs that they knew: one that is missing came later.
@@ -224,13 +196,6 @@ def lost(stored: Values) -> list[str]:
     """List the behaviours of a stored configuration that this program lacks, as `key: old -> new`."""
     former, now = formerly(stored), {change.knob: change.now for change in CHANGES}
     return [f"{knob}: {value!r} -> {now[knob]!r}" for knob, value in former.items()]
-
-
-def _converted(stored: Values, conversions: Sequence[Conversion]) -> Values:
-    values = copy.deepcopy(stored)
-    for convert in conversions:
-        convert(values)
-    return values
 
 
 def _has(values: Values, knob: str) -> bool:

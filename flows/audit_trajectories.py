@@ -6,7 +6,7 @@ python -m flows.audit_trajectories demo
 python -m flows.audit_trajectories s3://bucket/prefix/runs/demo/trajectories/000003 --since 7d
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow
 
@@ -22,7 +22,7 @@ def audit_trajectories(
     config: str = "demo",
     overrides: list[str] | None = None,
     since: str = "",
-    fail_on: str = "fail",
+    fail_on: Literal["fail", "warn", "never"] = "fail",
 ) -> dict[str, Any]:
     """Run all checks on trajectory data sets; the flow run fails if the verdict is as bad as `fail_on` or worse.
 
@@ -40,9 +40,9 @@ def audit_trajectories(
             return {"verdict": "skipped"}
         with resources.open_verifier(workspace) as verifier:
             version = audit(workspace, verifier, data_sets)
-        progress.tell_last(workspace, [version], "tasks.audit", "read", *targets)
+        progress.log_last(workspace, version)
         return report_audit(workspace, version, fail_on)
 
 
 if __name__ == "__main__":
-    main(audit_trajectories, since="", fail_on=["fail", "warn", "never"])
+    main(audit_trajectories)

@@ -40,11 +40,10 @@ def evaluate(
             )
         with resources.open_workers(workspace) as workers:
             evaluations = {version: evaluate_sets(workspace, workers, version, problem_sets) for version in policies}
-        numbers = progress.report_evaluations(workspace, evaluations)
         scores = [version for sets in evaluations.values() for versions in sets.values() for version in versions]
-        progress.tell_last(workspace, scores, "tasks.audit", "read", *(each.evaluation for each in scores))
-        return numbers
+        progress.log_last(workspace, *scores)
+        return progress.report_evaluations(workspace, evaluations)
 
 
 if __name__ == "__main__":
-    main(evaluate, ahead=servers_begun, policy="", against="", sets="")
+    main(evaluate, ahead=servers_begun)

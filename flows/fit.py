@@ -39,4 +39,4 @@ def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str
 
 
 if __name__ == "__main__":
-    main(fit, data=[])
+    main(fit)

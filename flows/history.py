@@ -27,4 +27,4 @@ def history(config: str = "demo", overrides: list[str] | None = None, suspects: 
 
 
 if __name__ == "__main__":
-    main(history, suspects=20)
+    main(history)

@@ -12,31 +12,21 @@ continues a killed night, wherever it stopped.
     python -m flows.retrain retrain --explain
 """
 
-from typing import TYPE_CHECKING
-
 from prefect import flow
 
 from flows.launch.cli import Command, main
+from flows.math_mt_ppo import learn
 from flows.run.check import check
 from flows.run.configuration import resolve
-from flows.run.progress import iterations, newest_policy
+from flows.run.progress import newest_policy
 from flows.run.resources import open_trainer, open_workers
-from flows.run.workspace import Workspace, open_leased, open_run
+from flows.run.workspace import open_leased, open_run
 from flows.stages import retrain as nightly
 from flows.stages.evaluate import evaluate_sets
 from flows.stages.problems import import_problems
-from flows.stages.rollout import Rollouts
-from flows.stages.score import score
-from flows.stages.train import train
 from flows.stages.warm_start import first_policy
-from storage.telemetry.spans import span
-from storage.version_names import PolicyVersion
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.planning import continued
-from tasks.train.orders import OrderedTrainer, Part
-
-if TYPE_CHECKING:
-    from tasks.rollout.play import Workers
 
 
 @flow(name="retrain")
@@ -56,7 +46,9 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
             policy = newest_policy(workspace) or first_policy(workspace)
             champion = nightly.crown_first(workspace, night)
             with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
-                challenger = record.challenger or learn(workspace, policy, workers, trainer)
+                challenger = record.challenger
+                if challenger is None:  # within the night's budget
+                    challenger = learn(workspace, policy, workers, trainer, import_problems(workspace)[0])
                 nightly.end_training(retraining, record, challenger)
                 distance = nightly.measure_distance(workspace, trainer, champion, challenger)
                 evaluations = {
@@ -66,19 +58,6 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
             decision = nightly.decide(workspace, retraining, champion, challenger, evaluations, distance)
             outcome = nightly.promote(workspace, night, decision)
         return nightly.report_night(retraining, nightly.end_night(retraining, night, decision, outcome))
-
-
-def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", trainer: OrderedTrainer) -> PolicyVersion:
-    """Run the main job's loop until the night's budget ends; return the last policy version."""
-    train_set, _ = import_problems(workspace)
-    with Rollouts(workspace, workers, train_set) as rollouts:
-        for iteration in iterations(workspace):
-            with span("iteration", run=workspace.name, iteration=iteration):
-                trajectories = rollouts.take(iteration, policy)
-                scores = score(workspace, workers, iteration, trajectories)
-                policy = train(workspace, trainer, iteration, policy, [Part(trajectories, scores)])
-                rollouts.swap(policy)
-    return policy
 
 
 if __name__ == "__main__":

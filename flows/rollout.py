@@ -28,9 +28,9 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
         policy = layout.checkpoint(workspace.name, iteration) if iteration else warm_start.first_policy(workspace, sets)
         with resources.open_workers(workspace) as workers, Rollouts(workspace, workers, train_set) as rollouts:
             version = rollouts.take(iteration, policy)
-        progress.tell_last(workspace, [version], "flows.score", "--iteration", iteration)
+        progress.log_last(workspace, version)
         return version
 
 
 if __name__ == "__main__":
-    main(rollout, ahead=servers_begun, iteration=0)
+    main(rollout, ahead=servers_begun)

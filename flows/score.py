@@ -26,10 +26,9 @@ def score(config: str = "demo", overrides: list[str] | None = None, iteration: i
     with opened as workspace, resources.open_workers(workspace, playing=False) as workers:
         trajectories = layout.trajectories(workspace.name, iteration)
         version = flows.stages.score.score(workspace, workers, iteration, trajectories)
-        if not workspace.by_other_scorer:
-            progress.tell_last(workspace, [version], "flows.train", "--iteration", iteration)
+        progress.log_last(workspace, version)
         return version
 
 
 if __name__ == "__main__":
-    main(score, iteration=0)
+    main(score)

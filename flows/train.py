@@ -29,11 +29,9 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
         scores = layout.scores(name, iteration, scorer_fingerprint(knobs.score, model_fingerprints(knobs)))
         policy, parts = layout.checkpoint(name, iteration), [Part(layout.trajectories(name, iteration), scores)]
         version = flows.stages.train.train(workspace, trainer, iteration, policy, parts)
-        is_last = iteration + 1 >= workspace.config.run.iterations
-        then = ["flows.evaluate"] if is_last else ["flows.rollout", "--iteration", iteration + 1]
-        progress.tell_last(workspace, [version], *then)
+        progress.log_last(workspace, version)
         return version
 
 
 if __name__ == "__main__":
-    main(train, iteration=0)
+    main(train)

@@ -1,5 +1,6 @@
 """Fixtures that all tests share: a tiny policy, one real vLLM server for the whole session, and stores."""
 
+import logging
 import os
 import secrets
 import shutil
@@ -316,6 +317,18 @@ def trained(overrides: list[str], tmp_path: Path, made_once: MadeOnce) -> list[s
 
     made_once("first iteration", tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
     return overrides
+
+
+@pytest.fixture
+def plain(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> list[str]:
+    """Let a test call tasks as functions: they log to `test` and share a verifier. Return overrides for a new store."""
+    for module in ("run.workspace", "stages.warm_start", "stages.problems", "stages.rollout"):
+        monkeypatch.setattr(f"flows.{module}.get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
+    caplog.set_level(logging.INFO, "test")
+    return [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What the fingerprint of a user's own code covers, and when a run that continues with other code is refused."""
 
 import hashlib
-import logging
 import os
 import signal
 import sys
@@ -12,18 +11,17 @@ import pytest
 
 from configs import Config, ConfigError, load
 from configs.evaluate import HELD_OUT
-from flows.run import workspace as run_workspace
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.version_names import ProblemsVersion
-from storage.versions import manifests
-from storage.versions.drafts import Draft, JournaledDraft
+from storage.versions.drafts import JournaledDraft
 from tasks import registry
 from tasks.evaluate.protocol import greedy
 from tasks.registry import fingerprint
 from tasks.score.verdict import Answer
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.score.test_verifier import workers_of
+from tests.support.begun import commit, start
 
 FILES = {
     "maze_agent.py": "import json, numpy, tasks.registry\nfrom maze import walls\ndef load():\n    import late\n",
@@ -38,13 +36,12 @@ FILES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(plain: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The user's folder, on Python's path."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
     yield tmp_path
     later()
 
@@ -56,10 +53,14 @@ def later() -> None:
     sys.modules.pop("alone", None)
 
 
-def configured(folder: Path, *overrides: str) -> Config:
-    """The user's agent, and a store of the test's own."""
+def own(folder: Path, *overrides: str) -> list[str]:
+    """Overrides for the user's agent, and a store of the test's own."""
     entry = "agent={type: openai, args: {entry: 'maze_agent:load'}}"
-    return load("smoke", [entry, f"storage.root={folder}/var", f"storage.cache={folder}/cache", *overrides])
+    return [entry, f"storage.root={folder}/var", f"storage.cache={folder}/cache", *overrides]
+
+
+def configured(folder: Path, *overrides: str) -> Config:
+    return load("smoke", own(folder, *overrides))
 
 
 def test_what_is_covered(folder: Path) -> None:
@@ -105,18 +106,6 @@ def test_what_a_library_puts_on_the_path_is_not_ones_own(folder: Path, monkeypat
     registry.refuse_other(registry.files_of("alone:score"), before)
 
 
-def start(config: Config) -> Workspace:
-    """Begin or continue a run."""
-    workspace = Workspace(config)
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def commit(workspace: Workspace, version: str, kind: manifests.Kind) -> None:
-    with Draft(workspace.store, version, kind) as draft:
-        draft.commit(workspace.provenance(), [])
-
-
 def play(workspace: Workspace) -> None:
     commit(workspace, layout.checkpoint("smoke", 0), "checkpoint")
     commit(workspace, layout.trajectories("smoke", 0), "trajectories")
@@ -137,50 +126,41 @@ def test_a_run_is_not_continued_with_other_code_by_accident(
     folder: Path, played: Callable[[Workspace], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The refusal names the files; `run.accept_code` continues, and what is played then names the new code."""
-    played(start(configured(folder)))
-    start(configured(folder))
+    played(start(*own(folder)))
+    start(*own(folder))
     (folder / "maze/doors.py").write_text("locked = True\n")
     (folder / "late.py").unlink()
     later()
     message = r"other code or models of yours \(runs/smoke/\S+\): late.py, maze/doors.py\n"
     with pytest.raises(ConfigError, match=message) as refused:
-        start(configured(folder))
+        start(*own(folder))
     assert "--accept-code" in str(refused.value)
     assert "begin another run with run.name=…" in str(refused.value)
-    workspace = start(configured(folder, "run.accept_code=true"))
+    workspace = start(*own(folder, "run.accept_code=true"))
     assert "late.py, maze/doors.py. It goes on" in caplog.text
     commit(workspace, layout.trajectories("smoke", 1), "trajectories")
     commit(workspace, layout.checkpoint("smoke", 1), "checkpoint")
-    start(configured(folder))  # it is the code of the newest data set now
+    start(*own(folder))  # it is the code of the newest data set now
 
 
 def test_a_fit_is_not_continued_with_other_code_by_accident(folder: Path) -> None:
     """It has played nothing: its newest checkpoint says with which code it was trained."""
-    workspace = start(configured(folder, "fit.data=[runs/played/trajectories/000000]"))
+    workspace = start(*own(folder, "fit.data=[runs/played/trajectories/000000]"))
     for number in range(4):  # more than run.iterations, which does not count in a fit
         commit(workspace, layout.checkpoint("smoke", number), "checkpoint")
     (folder / "maze/doors.py").write_text("locked = True\n")
     later()
     message = r"was trained with other code or models of yours \(runs/smoke/checkpoints/000003\): maze/doors.py\n"
     with pytest.raises(ConfigError, match=rf"{message}.*\n.*--fork smoke@3"):
-        start(configured(folder, "fit.data=[runs/played/trajectories/000000]"))
+        start(*own(folder, "fit.data=[runs/played/trajectories/000000]"))
 
 
 def test_code_may_change_before_it_has_played(folder: Path) -> None:
     """A mistake that policy version 0 or the first rollout shows is corrected without a word."""
-    commit(start(configured(folder)), layout.checkpoint("smoke", 0), "checkpoint")
+    commit(start(*own(folder)), layout.checkpoint("smoke", 0), "checkpoint")
     (folder / "late.py").write_text("corrected = True\n")
     later()
-    start(configured(folder))
-
-
-def test_a_run_without_fingerprints_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older program recorded none."""
-    with monkeypatch.context() as older:
-        older.setattr(run_workspace, "own_code", lambda _: {})
-        play(start(configured(folder)))
-    assert b'"code"' not in Workspace(configured(folder)).store.read(layout.manifest(layout.trajectories("smoke", 0)))
-    start(configured(folder))
+    start(*own(folder))
 
 
 def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
@@ -206,26 +186,6 @@ def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) ->
     with pytest.raises(registry.CodeChangedError, match="the same code on all hosts"):
         registry.refuse_other(registry.files_of("alone:score"), expected)
     assert registry.import_own("alone:score").score is not None
-
-
-def test_code_that_stays_as_it_is_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command agent is looked at after each episode, and may import thousands of files (`pip install --target`)."""
-    read, digest = list[bytes](), registry._digest
-
-    def counted(data: bytes) -> str:
-        read.append(data)
-        return digest(data)
-
-    monkeypatch.setattr(registry, "_digest", counted)
-    name = str(folder / "alone.py")
-    for _ in range(3):
-        registry.refuse_changed(name)
-    assert len(read) == 2  # for its fingerprint, and after the first episode
-    edited = folder / "edited.py"
-    edited.write_text("def score(answer): return False\n")
-    edited.replace(folder / "alone.py")
-    with pytest.raises(registry.CodeChangedError, match=r"alone.py changed since"):
-        registry.refuse_changed(name)
 
 
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:

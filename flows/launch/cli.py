@@ -1,7 +1,7 @@
 """The command line of all flows: a configuration, dotted overrides and the flow's own options; and what it prints.
 
-That is the story of the run, without the lines of Prefect (`--verbose` shows them). Progress is a bar if standard error
-is a terminal. Elsewhere it is a line now and then, so that a file stays short.
+That is the story of the run, without the lines of Prefect (`--verbose` shows them). Progress is a line that changes if
+standard error is a terminal. Elsewhere it is a line now and then, so that a file stays short.
 """
 
 import contextlib
@@ -13,12 +13,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import prefect
 from prefect import Flow
 from rich.console import Console as Terminal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.live import Live
+from rich.text import Text
 
 from configs import Config, ConfigError, to_yaml
 from configs.loader import available
@@ -28,9 +29,6 @@ from storage import interrupts
 from storage.commands.program import Parser, print_progress, whole
 from storage.processes.folder import keep_compiled_code_private
 from storage.visible import Fleeting, of_library, print_clean_logs, printable, traceback_without, with_own_line
-
-if TYPE_CHECKING:
-    from rich.progress import TaskID
 
 Command = Callable[..., str]
 """A command of a flow's command line that runs instead of the flow.
@@ -45,7 +43,6 @@ def main(
     run: "Flow[..., Any]",
     commands: Mapping[str, Command] | None = None,
     ahead: Callable[[Config], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-    **options: int | str | list[str],
 ) -> NoReturn:
     """Parse `sys.argv` and run the flow or one of its `commands`.
 
@@ -57,27 +54,25 @@ def main(
         run: the flow.
         commands: what may be done instead, by the name of the option.
         ahead: begins what the flow will need, before the Prefect server starts, and ends it after the flow.
-        options: the flow's parameters with defaults; a list has the choices, the default first, and an empty one may be
-            repeated.
     """
-    default = inspect.signature(run.fn).parameters["config"].default
-    with_targets = "targets" in inspect.signature(run.fn).parameters
-    arguments = _parser(run, commands or {}, options).parse_args()
+    parameters = inspect.signature(run.fn).parameters
+    with_targets = "targets" in parameters
+    arguments = _parser(run, commands or {}).parse_args()
     pattern = r"^[^:/=]+=" if with_targets else "="  # a target may be a URI with this sign
     overrides = [word for word in arguments.words if re.search(pattern, word) and not os.path.isfile(word)]
     words = [word for word in arguments.words if word not in overrides]
     overrides += [] if arguments.root is None else [f"storage.root={json.dumps(arguments.root, ensure_ascii=False)}"]
-    given = {option: getattr(arguments, option) for option in options}
+    given = {option: getattr(arguments, option) for option in parameters.keys() - _WORDS}
     if with_targets:
         config, given["targets"] = arguments.config, words
     else:
-        config, *unreadable = words or [default]
+        config, *unreadable = words or [parameters["config"].default]
         overrides += unreadable  # they are refused with the others
         overrides += [f"policy.fork={json.dumps(arguments.fork)}"] if arguments.fork else []
         overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:
-        resolved = resolve(config, overrides)  # also before a flow, which would tell Prefect of a mistake
+        resolved = resolve(config, overrides)  # also before a flow, in which a mistake would be an error of Prefect's
         if arguments.command:
             text = arguments.command(resolved).rstrip("\n")
             with interrupts.reader_may_go():
@@ -89,7 +84,11 @@ def main(
     interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)
 
 
-def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Mapping[str, Any]) -> Parser:
+_WORDS = {"config", "overrides", "targets"}
+"""The parameters of a flow that its command line has as words; each other one is an option."""
+
+
+def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command]) -> Parser:
     """Return the parser of a flow, whose help is in the flow's docstring; see `main`."""
     parameters, document = inspect.signature(run.fn).parameters, run.fn.__doc__ or ""
     default, with_targets = parameters["config"].default, "targets" in parameters
@@ -105,16 +104,15 @@ def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command], options: Map
     metavar = "RUN|URI|key=value" if with_targets else "CONFIG|key=value"
     about += ". With an equals sign: a dotted override, such as storage.root=…"
     parser.add_argument("words", nargs="*", metavar=metavar, help=about)
-    for option, value in options.items():
-        documented = re.search(rf"^ +{option}: (.+)$", document, re.MULTILINE)
-        if value == []:
-            about = documented[1] if documented else ""
-            parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME", help=about)
-            continue
-        first, choices = (value[0], value) if isinstance(value, list) else (value, None)
-        kind = whole(0) if isinstance(value, int) else str  # every number is a count
-        about = f"{documented[1] if documented else ''} Default: {first!r}."
-        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, default=first, choices=choices, help=about)
+    for option in (parameter for name, parameter in parameters.items() if name not in _WORDS):
+        documented = re.search(rf"^ +{option.name}: (.+)$", document, re.MULTILINE)
+        reads: dict[str, Any] = {"type": whole(0) if isinstance(option.default, int) else str}  # numbers are counts
+        if option.default is None:  # a list
+            reads = {"action": "append", "metavar": "NAME"}
+        elif get_origin(option.annotation) is Literal:
+            reads = {"choices": get_args(option.annotation)}
+        about = f"{documented[1] if documented else ''} Default: {option.default or 'none'}."
+        parser.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, help=about, **reads)
     parser.add_argument("--root", help="local folder or s3://bucket/prefix; the same as storage.root=ROOT")
     parser.add_argument("--verbose", action="store_true", help="print Prefect's own lines and tracebacks, too")
     if not with_targets:
@@ -150,14 +148,16 @@ def status(act: Callable[[], None], *, verbose: bool) -> int:
     keep_compiled_code_private()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     print_clean_logs()
-    with contextlib.nullcontext() if verbose else contextlib.closing(tell()):
+    with contextlib.nullcontext() if verbose else contextlib.closing(log_to_console()):
         try:
             act()
             return 0
         except Exception as error:  # noqa: BLE001 - it is printed
             failed = error
-    is_told = isinstance(failed, OSError) or (isinstance(failed, ValueError | RuntimeError) and not of_library(failed))
-    print_progress(with_own_line(f"error: {failed}", failed) if is_told else traceback_without(failed, "prefect"))
+    is_expected = isinstance(failed, OSError) or (
+        isinstance(failed, ValueError | RuntimeError) and not of_library(failed)
+    )
+    print_progress(with_own_line(f"error: {failed}", failed) if is_expected else traceback_without(failed, "prefect"))
     return 2 if isinstance(failed, ConfigError) else 1
 
 
@@ -181,24 +181,20 @@ class Console(logging.Handler):
         super().__init__()
         self._terminal = _Terminal(stderr=True, highlight=False, soft_wrap=True)
         self._printed = time.monotonic()
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._line = Live(console=self._terminal, transient=True, redirect_stdout=False)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if done := getattr(record, "iterations", None):
-                self._move(*done)
             if isinstance(record.msg, Fleeting):
-                self._progress(record.getMessage())
-            # Errors that Prefect's engine logs are told at the end, once.
+                self._show(printable(record.getMessage()))
+            # Errors that Prefect's engine logs are printed at the end, once.
             elif record.name not in ("prefect.flow_runs", "prefect.task_runs") or _PREFECT not in record.pathname:
                 self._print(record)
         except Exception:  # noqa: BLE001 - as every handler: an error of logging ends no run
             self.handleError(record)
 
     def close(self) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._line.stop()
         super().close()
 
     def _print(self, record: logging.LogRecord) -> None:
@@ -206,34 +202,21 @@ class Console(logging.Handler):
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {kind}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + logging.Formatter().formatException(record.exc_info)
+        self._line.stop()  # tables may follow
         self._terminal.print(printable(line), markup=False, style=_STYLES.get(record.levelno, ""))
-        if self._bar and self._bar.finished:  # tables may follow
-            self._bar.stop()
         self._printed = time.monotonic()
 
-    def _progress(self, text: str) -> None:
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, doing=printable(text))
-            self._bar.start()  # again, if it was stopped after the last iteration: for the evaluation at the end
-        elif not self._terminal.is_terminal and time.monotonic() - self._printed > _EVERY_S:
-            self._terminal.print(printable(text), markup=False)
+    def _show(self, progress: str) -> None:
+        """Show a line of progress until the next line, on a terminal; elsewhere print it if it is time again."""
+        if self._terminal.is_terminal:
+            self._line.update(Text(progress))
+            self._line.start()
+        elif time.monotonic() - self._printed > _EVERY_S:
+            self._terminal.print(progress, markup=False)
             self._printed = time.monotonic()
 
-    def _move(self, done: int, total: int) -> None:
-        """Move the bar of iterations, which appears with the first one."""
-        if not self._terminal.is_terminal:
-            return
-        if self._bar is None:
-            doing = TextColumn("{task.fields[doing]}", markup=False)
-            columns = TextColumn("iterations"), BarColumn(), MofNCompleteColumn(), doing
-            self._bar = Progress(*columns, console=self._terminal, transient=True, redirect_stdout=False)
-            self._task = self._bar.add_task("", total=total, doing="")
-            self._bar.start()
-        assert self._task is not None
-        self._bar.update(self._task, completed=done, total=total)
 
-
-def tell() -> Console:
+def log_to_console() -> Console:
     """Print records with a `Console` from now on, instead of with Prefect's handler."""
     console, root = Console(), logging.getLogger()
     root.handlers = [console]

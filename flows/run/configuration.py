@@ -1,6 +1,6 @@
 """Load a configuration, check everything that a run needs, and describe the run without starting it (`--plan`)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from configs import Config, ConfigError, load
 from tasks.agents import AGENTS
@@ -68,19 +68,7 @@ def plan(config: Config) -> str:
         f"{config.run.name}: {policy}, {values.get('model_type')} with {sizes or 'sizes of its own'}",
         f"trainer: replicate {mesh.replicate} x shard {mesh.shard} ranks; GPUs: {ranks}",
         f"vLLM servers{of_each}: {', '.join(knobs.urls) or servers}; GPUs: {servers * knobs.ranks or 'their own'}",
-        *_beside(config),
         f"a server takes {knobs.gpu_memory_utilization:.0%} of its GPUs (inference.gpu_memory_utilization){shared}",
         f"trainer and policy together{of_each and ' (one worker)'}: GPUs: {ranks + servers * knobs.ranks}",
         "memory: an update says what it took at most on a GPU (the metric memory/peak_gib)",
     )
-
-
-def _beside(config: Config) -> Iterator[str]:
-    """Yield a line for each model beside the policy that is served: its servers, and what it is asked."""
-    episodes = config.rollout.problems_per_iteration * config.rollout.group_size
-    for role, knobs in config.models.served().items():
-        named = knobs.path or f"{getattr(knobs, 'name', None)}, which nothing proves"
-        servers = ", ".join(knobs.urls) or f"vLLM servers: {knobs.replicas}; GPUs of each: {knobs.ranks}"
-        asked = "each of" if role == "teacher" else "each graded turn of"
-        more = "" if role == "teacher" else ", and of evaluations"
-        yield f"models.{role}: {named}; {servers}; asked about {asked} {episodes:,} episodes an iteration{more}"

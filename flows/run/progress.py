@@ -5,17 +5,14 @@ A report of a run, or of evaluations of policies, is tables, a learning curve, s
 
 import json
 import re
-import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
-from prefect import get_client, get_run_logger, runtime, task
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect import get_run_logger, runtime, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.actions import ArtifactUpdate
 
 from flows.run.workspace import Workspace, finished_iterations
 from storage import errors, layout, version_names, visible
@@ -27,11 +24,11 @@ from tasks.evaluate import summary as tables
 from tasks.inference.location import model_fingerprints
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
-from tasks.metrics.show import cells, iteration_line, paid_for_something_else, seconds_left
+from tasks.metrics.show import iteration_line, paid_for_something_else, seconds_left
 from tasks.score.scoring import scorer_fingerprint
 
-_SHOWN = 20
-"""Newest iterations in the table that Prefect's pages show."""
+_RECENT = 20
+"""Newest iterations from which the time left and an alarm are computed."""
 
 
 def newest_policy(workspace: Workspace) -> version_names.PolicyVersion | None:
@@ -54,50 +51,31 @@ def iterations(workspace: Workspace) -> Iterator[int]:
     run, first = workspace.config.run, finished_iterations(workspace)
     workspace.collect()  # first, since a run that found no room may keep less now
     started, begun = time.monotonic(), datetime.now(UTC)
-    progress = create_progress_artifact(progress=0.0, key="iterations", description=f"{run.iterations} iterations")
-    table = create_table_artifact(table=[], key="metrics", description=f"Newest iterations of {run.name}")
-    assert isinstance(progress, UUID)
-    assert isinstance(table, UUID)
     rows = [row for number, row in by_iteration(read_rows(workspace.store, run.name)).items() if number < first]
     tokens = sum(row.get("tokens/generated", 0) for row in rows)
-    get_run_logger().info(visible.Fleeting("the first iteration begins"), extra={"iterations": (first, run.iterations)})
+    get_run_logger().info(visible.Fleeting("the first iteration begins"))
     for iteration in range(first, run.iterations):
         minutes = (time.monotonic() - started) / 60
         for name, limit, used in (("max_tokens", run.max_tokens, tokens), ("max_minutes", run.max_minutes, minutes)):
             if limit and used >= limit:
                 text = "run.%s=%g is spent: the run ends with %d iterations"
-                get_run_logger().info(text, name, limit, iteration, extra={"iterations": (iteration, iteration)})
+                get_run_logger().info(text, name, limit, iteration)
                 return
         ITERATION.set(iteration)
         yield iteration
-        rows = [*rows, read_iteration(workspace.store, run.name, iteration)][-_SHOWN:]
+        rows = [*rows, read_iteration(workspace.store, run.name, iteration)][-_RECENT:]
         tokens += rows[-1].get("tokens/generated", 0)
         line = iteration_line(rows[-1], run.iterations, seconds_left(begun, rows, run.iterations - iteration - 1))
-        get_run_logger().info(line, extra={"iterations": (iteration + 1, run.iterations)})
+        get_run_logger().info(line)
         if (alarm := paid_for_something_else(rows)) and not paid_for_something_else(rows[:-1]):
             get_run_logger().warning("ALARM: iteration %d: %s", iteration, alarm)
-        shown = [{"iteration": str(row["iteration"] + 1), **cells(row)} for row in rows]
-        get_client(sync_client=True).update_artifact(table, ArtifactUpdate(data=json.dumps(shown)))
-        update_progress_artifact(artifact_id=progress, progress=100 * (iteration + 1) / run.iterations)
 
 
-def tell_last(workspace: Workspace, versions: Iterable[str], module: str, *words: object) -> None:
-    """Say which versions this flow run has committed and which were there already, and name the next command.
-
-    Args:
-        workspace: of the flow.
-        versions: what the stage has made or found.
-        module: of the next command; a flow gets configuration and overrides of this one, others its store.
-        words: further words of that command.
-    """
-    given, store, lines = runtime.flow_run.parameters, workspace.store, []
+def log_last(workspace: Workspace, *versions: str) -> None:
+    """Log which versions this flow run has committed, and which were there already."""
     for version in versions:
-        is_new = manifests.read(store, version).prefect_run_id == runtime.flow_run.id
-        lines.append(f"{version} {'is committed' if is_new else 'was there already'}")
-    stage = f"iteration {given['iteration']}: " if "iteration" in given else ""
-    before = [given["config"], *(given["overrides"] or ())] if module.startswith("flows.") else ["--root", store.root]
-    command = shlex.join(["python", "-m", module, *before, *map(str, words)])
-    get_run_logger().info("%s%s. Next: %s", stage, "; ".join(lines), command)
+        is_new = manifests.read(workspace.store, version).prefect_run_id == runtime.flow_run.id
+        get_run_logger().info("%s %s", version, "is committed" if is_new else "was there already")
 
 
 @task(name="report", cache_policy=NO_CACHE)

@@ -4,10 +4,9 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
-import re
+import errno
 import shlex
 import shutil
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.settings import PREFECT_HOME
 
 from configs import Config, ConfigError, differences, up_to_date
 from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
+from configs.storage import Storage
 from configs.stored import CHANGES, lost
 from configs.train import FROM_NEXT_UPDATE
 from storage import errors, layout, version_names
@@ -172,7 +171,7 @@ def open_run(config: Config, *, scoring: bool = False) -> Iterator[Workspace]:
             message lists the differences.
         LeaseHeldError: see `open_leased`.
     """
-    with open_leased(config) as workspace, telling_full_disks(config.storage.root):
+    with open_leased(config) as workspace, telling_full_disks(config.storage):
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace, scoring=scoring)
         with followed(workspace.config), models_of(workspace):
@@ -191,32 +190,25 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
     publish(config.monitoring.prometheus, config.run.name)
-    with telling_full_disks(config.storage.root):
+    with telling_full_disks(config.storage):
         yield workspace
     workspace.trim_cache()
 
 
-_FULL = re.compile(r"^\S.*(No space left on device|disk is full|quota exceeded).*", re.IGNORECASE | re.MULTILINE)
-"""The line of a traceback that has what the system, SQLite and quotas say, perhaps in an error of a library."""
-_NO_BYTES = 2**20
-"""Free bytes below which an error of Prefect's server, which says nothing, comes from a full disk."""
-
-
 @contextmanager
-def telling_full_disks(root: str) -> Iterator[None]:
+def telling_full_disks(knobs: Storage) -> Iterator[None]:
     """Raise an error of the block that came from a full disk as StorageError, which says what frees room."""
     try:
         yield
-    except Exception as error:
-        home, found = PREFECT_HOME.value(), _FULL.search("".join(traceback.format_exception(error)))
-        if not found and not (home.exists() and shutil.disk_usage(home).free < _NO_BYTES):
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        cause = found[0] if found else f"Prefect's database in {home} has no room"
-        frees = f"python -m storage --root {shlex.quote(root)} gc --delete --older-than-hours 0"
+        every = knobs.keep.every if knobs.keep else 1
+        gc_command = f"gc --delete --older-than-hours 0 --keep-every {every}"
         raise errors.StorageError(
-            f"a disk is full: {cause}. A run holds less with a lower storage.keep.last and a higher "
-            f"storage.keep.every. `{frees}` frees what no run needs any more, and what failed attempts left. Then the "
-            "same command continues"
+            f"a disk is full: {error}. A run holds less with a lower storage.keep.last and a higher "
+            f"storage.keep.every. `python -m storage --root {shlex.quote(knobs.root)} {gc_command}` frees what no run "
+            "needs any more, and what failed attempts left. Then the same command continues"
         ) from error
 
 
@@ -276,10 +268,6 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     (begin_log if begins else catch_up)(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
-    newest = manifests.find(workspace.store, layout.checkpoint(workspace.name, committed_updates(workspace)))
-    changes = differences(newest.settings, present) if newest else []
-    if changed := [line for line in changes if line.startswith((*FROM_NEXT_UPDATE, "run.iterations"))]:
-        get_run_logger().info("from the next update on: %s", ", ".join(changed))
 
 
 def _refuse_another(

@@ -87,5 +87,5 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
             metrics = metrics_of(grades, settings.score, time.monotonic() - started) | counted_questions(store, asked)
             draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
     if workspace.by_other_scorer:
-        get_run_logger().info("scored by another scorer than that of the run, which does not train on it: %s", version)
+        get_run_logger().info("the run does not train on these scores, which another scorer than its own gave")
     return version

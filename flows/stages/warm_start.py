@@ -9,7 +9,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config, algorithms, evaluate
+from configs import algorithms, evaluate
 from configs.problems import StoredSource
 from flows.run.check import check_new_run, problems_of
 from flows.run.workspace import Workspace
@@ -17,7 +17,7 @@ from flows.stages.problems import FIXED_SETS, TRAIN
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.checkpoints import Canary
 from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
 from tasks.inference.location import folder_of
@@ -51,6 +51,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
         problems = workspace.read_problems(sets[0]) if sets else problems_of(workspace)
         get_run_logger().info("a scripted policy plays an episode, before anything expensive")
         check_new_run(workspace, problems, get_run_logger().warning)
+    from storage.versions.weights import empty_model, make_adapter
     from tasks.train.policy import load_policy, make_canary
     from tasks.warm_start.importing import import_policy, try_out
 
@@ -60,9 +61,9 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
         folder, metrics, parents = Path(scratch) / "model", dict[str, Any](), list[str]([layout.run(workspace.name)])
         canary, state = None, None
         if config.policy.fork:
-            forked = _open_fork(workspace)
-            folder, canary, state = _continued(forked, config, Path(scratch))
-            parents.append(forked.version)
+            version_of_fork = _committed(workspace, "policy.fork", config.policy.fork)
+            folder, canary, state = _continued(workspace, version_of_fork, Path(scratch))
+            parents.append(version_of_fork)
         else:
             path = policy_place(config)
             get_run_logger().info("importing the policy from %s", path)
@@ -75,42 +76,16 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
             without_room(workspace.read_problems(problem_set), chat, config)
         if sets:
             metrics[FIXED_SETS] = dict(zip((TRAIN, evaluate.HELD_OUT), sets, strict=True))
-        adapter = _new_adapter(config, folder, Path(scratch) / "adapter")
-        train = config.train
-        if train.parallel.ranks > 1:  # the model may not fit one GPU
-            train = train.model_copy(update={"device": "cpu"})
-        canary = canary or make_canary(load_policy(folder, train))
+        adapter = Path(scratch) / "adapter" if config.policy.lora else None
+        if config.policy.lora and adapter:
+            make_adapter(empty_model(folder), config.policy.lora, config.run.seed, adapter)
+        device = "cpu" if config.train.parallel.ranks > 1 else config.train.device  # it may not fit one GPU
+        canary = canary or make_canary(load_policy(folder, config.train.model_copy(update={"device": device})))
         provenance = workspace.provenance()
         checkpoints.commit(
             workspace.store, version, folder, state, canary, provenance, parents, metrics, adapter=adapter
         )
     return version
-
-
-def _new_adapter(config: Config, model: Path, folder: Path) -> Path | None:
-    """Write the adapter with which the run begins to `folder`; None if it trains all weights."""
-    from storage.versions.weights import empty_model, make_adapter
-
-    if not config.policy.lora:
-        return None
-    make_adapter(empty_model(model), config.policy.lora, config.run.seed, folder)
-    return folder
-
-
-def _open_fork(workspace: Workspace) -> Checkpoint:
-    """Open the checkpoint of another run that `policy.fork` names, with its train state.
-
-    Raises:
-        ValueError: there is no such checkpoint.
-        StorageError: it cannot be read, or gc has deleted its data.
-    """
-    version = _committed(workspace, "policy.fork", workspace.config.policy.fork or "")
-    get_run_logger().info("beginning with %s", version)
-    forked = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True)
-    if forked.state and (forked.adapter or workspace.config.policy.lora):
-        message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
-        get_run_logger().info(message, workspace.config.optimizer.warmup_steps)
-    return forked
 
 
 def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:
@@ -143,30 +118,34 @@ def _check_teacher(workspace: Workspace, policy: Path) -> None:
         raise ValueError(f"models.teacher.{named} cannot teach this policy: {difference}")
 
 
-def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
-    """Return model, canary and train state with which a fork begins; an adapter is merged, so its canary is none's."""
+def _continued(workspace: Workspace, version: PolicyVersion, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
+    """Return model, canary and train state with which a fork begins; an adapter is merged, so its canary is none's.
+
+    Raises:
+        ValueError: the checkpoint has no train state; the message names the nearest one that has.
+        StorageError: it cannot be read, or gc has deleted its data.
+    """
     from storage.versions.weights import save_merged
-
-    state = _state(forked, config, scratch / "state")
-    if not forked.adapter:
-        return forked.model, forked.canary, state
-    save_merged(forked, scratch / "model")
-    return scratch / "model", None, state
-
-
-def _state(forked: Checkpoint, config: Config, folder: Path) -> Path | None:
-    """Copy the train state of a checkpoint to `folder`, adapted to other settings; None if it has none."""
     from tasks.train.train_state import adapt
 
-    if forked.state is None and forked.number == 0:  # of a run that is no fork
-        return None
-    if forked.state is None:
+    config = workspace.config
+    get_run_logger().info("beginning with %s", version)
+    forked, state = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True), None
+    if forked.state:
+        state, other_weights = scratch / "state", bool(forked.adapter or config.policy.lora)
+        if other_weights:
+            message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
+            get_run_logger().info(message, config.optimizer.warmup_steps)
+        shutil.copytree(forked.state, state)
+        before = algorithms.read_algorithm(forked.manifest.settings["algorithm"])
+        adapt(state, before, config.algorithm, other_weights=other_weights)
+    elif forked.number:  # number 0 of a run that is no fork has none
         every = int(forked.manifest.number("train.state_every"))
         nearest = f"{forked.version.run}@{forked.number // every * every}"
         raise ValueError(
             f"policy.fork={config.policy.fork} has no train state (train.state_every={every}): use {nearest}"
         )
-    shutil.copytree(forked.state, folder)
-    before = algorithms.read_algorithm(forked.manifest.settings["algorithm"])
-    adapt(folder, before, config.algorithm, other_weights=bool(forked.adapter or config.policy.lora))
-    return folder
+    if not forked.adapter:
+        return forked.model, forked.canary, state
+    save_merged(forked, scratch / "model")
+    return scratch / "model", None, state

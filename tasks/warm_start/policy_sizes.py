@@ -64,7 +64,8 @@ def policy_place(config: Config) -> str:
     if config.policy.path:
         return config.policy.path
     if not config.policy.fork:
-        raise ValueError("policy.warm_start: no policy is taught any more; give policy.path=math-mt-ppo/demo")
+        remedy = "give policy.path=math-mt-ppo/demo, or end a night that began with it by --give-up"
+        raise ValueError(f"policy.warm_start: no policy is taught any more; {remedy}")
     return Store.of(config.storage).uri(layout.checkpoint_of(config.policy.fork))
 
 

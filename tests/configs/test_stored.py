@@ -1,40 +1,32 @@
 """Configurations of older programs are converted to the present schema; records of newer ones ask for an upgrade."""
 
 import json
-import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs import Config, ConfigError, flatten, load, read_stored, up_to_date
+from configs import ConfigError, flatten, load, read_stored, up_to_date
 from configs.algorithms import read_algorithm
 from configs.loader import unknown
 from configs.stored import _ABSENT as ABSENT
-from configs.stored import CHANGES, _put, formerly, lost, renamed
-from flows.run import workspace as run_workspace
-from flows.run.workspace import Workspace
+from configs.stored import CHANGES, _put, formerly, lost
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.logs.nights import Nights
-from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
 from tests.storage.test_nights import NIGHT
+from tests.support.begun import start
+from tests.support.chain_helpers import rewrite
 from tests.support.paths import ROOT
 
 FIRST = json.loads((ROOT / "tests/kept_stores/first-configurations.json").read_text())
 """The configuration `smoke` as the first programs stored it, by commit."""
-
-
-@pytest.fixture(autouse=True)
-def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
 
 
 @pytest.mark.parametrize("commit", FIRST)
@@ -52,7 +44,7 @@ def test_first_configurations_are_read(commit: str) -> None:
 def test_what_a_program_does_today_is_not_lost() -> None:
     """Neither in a configuration of today, nor in one that chose today's behaviour while there was a choice."""
     present = dump()
-    assert lost(present) == []
+    assert lost(present) == unknown(present) == []
     chosen = without(present, "release")
     for each in CHANGES:
         if each.now is not ABSENT:
@@ -146,7 +138,6 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("overrides", "lacking"),
     [
-        ([], ["run.overlap"]),
         ([], ["algorithm.kl", "audit"]),
         ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start"]),
         (["algorithm.advantage.type=gae", "algorithm.critic={}"], ["algorithm.critic.value_eps_clip"]),
@@ -155,7 +146,6 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
             ["problems.held_out={kind: jsonl, path: x, preset: gsm8k}"],
             ["problems.held_out.fields", "problems.held_out.count"],
         ),
-        (["policy={path: somewhere}"], ["policy.warm_start"]),
     ],
 )
 def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[str]) -> None:
@@ -164,59 +154,24 @@ def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[st
     assert up_to_date(without(values, *lacking)) == values
 
 
-def test_conversions_run_in_order_and_do_not_change_their_input() -> None:
-    """A knob is renamed twice and its unit changed."""
-    conversions = [
-        renamed("run.max_hours", "run.max_m", lambda hours: 60 * hours),
-        renamed("run.max_m", "run.max_minutes"),
-        renamed("problems.train", "problems.train", lambda source: source | {"kind": "arithmetic"}),
-    ]
-    values: dict[str, Any] = {"run": {"name": "x", "max_hours": 2}, "problems": {"train": {"kind": "sums"}}}
-    stored = json.dumps(values)
-    new = up_to_date(values, conversions)
-    assert json.dumps(values) == stored
-    assert new["run"]["max_minutes"] == 120
-    assert "max_hours" not in new["run"]
-    assert new["problems"]["train"]["high"] == 20
-    assert up_to_date(new, conversions) == new
-
-
-def begin(tmp_path: Path, *overrides: str) -> Workspace:
-    """Begin or continue a run."""
-    place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
-    workspace = Workspace(load("smoke", [*place, *overrides]))
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def test_a_run_warns_of_turns_without_room_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    begin(tmp_path, "agent={type: math-multi-turn, args: {num_turns: 99}}")
+def test_a_run_warns_of_turns_without_room_at_its_start(plain: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    start(*plain, "agent={type: math-multi-turn, args: {num_turns: 99}}")
     assert "do not fit into inference.max_model_len" in caplog.text
 
 
-def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
-    """Change the stored manifest of `version` and seal it, as if another program had written it; return its bytes."""
-    path = tmp_path / "var" / layout.manifest(version)
-    values = unseal(path.read_bytes(), "")
-    change(values)
-    path.write_bytes(seal(values))
-    return path.read_bytes()
-
-
-def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
-    begin(tmp_path)
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
+def test_a_run_of_a_newer_program_is_refused(plain: list[str]) -> None:
+    rewrite(start(*plain).store, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
     with pytest.raises(ConfigError, match="knobs that this one does not know:\n  run.stream=False\nUpgrade this one"):
-        begin(tmp_path)
+        start(*plain)
 
 
-def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_program_says_so(plain: list[str]) -> None:
     """A manifest with an unknown field or kind asks for an upgrade, and is not reported as damaged."""
-    store = begin(tmp_path).store
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
+    store = start(*plain).store
+    rewrite(store, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
     with pytest.raises(StorageError, match="manifest.json has signed_by='ada', which this code does not know: upgrade"):
         manifests.read(store, layout.run("smoke"))
-    rewrite(tmp_path, layout.run("smoke"), lambda values: values.update(kind="dream", signed_by="ada"))
+    rewrite(store, layout.run("smoke"), lambda values: values.update(kind="dream", signed_by="ada"))
     with pytest.raises(StorageError, match="has kind='dream', signed_by='ada', which .* upgrade"):
         manifests.read(store, layout.run("smoke"))
 
@@ -227,11 +182,6 @@ def test_a_night_of_a_newer_program_says_so(entry: dict[str, Any], store: Store)
     Log(store, layout.retraining("nightly")).put(0, entry)
     with pytest.raises(StorageError, match="has (began.moon=1|dreamt=.*), which this code does not know"):
         Nights(store, "nightly").read()
-
-
-def test_the_present_configuration_has_no_unknown_knobs() -> None:
-    assert unknown(dump()) == []
-    assert Config.model_validate(up_to_date(dump())) == load("smoke")
 
 
 def test_a_shard_of_a_newer_program_says_so(store: Store) -> None:

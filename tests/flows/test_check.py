@@ -1,7 +1,5 @@
 """A scripted episode at the start of a run, before anything expensive."""
 
-import logging
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -9,42 +7,22 @@ import pytest
 
 from configs import ConfigError
 from flows.run import check
-from flows.run import workspace as run_workspace
 from flows.run.configuration import resolve
 from flows.run.workspace import Workspace
-from flows.stages import problems as problems_task
 from flows.stages import warm_start as warm_start
-from flows.stages.problems import import_problems
 from storage import layout
-from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from tasks.inference.api import InferenceError
 from tasks.problems import ProblemError
-from tasks.score.verifier import Verifier
 from tests.rollout.test_scripted import HERE, Maze
+from tests.support.begun import begin
 from tests.support.scripted_judge import scripted_judge
 
 
 @pytest.fixture
-def overrides(tmp_path: Path, policy_folder: Path, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return overrides for an imported policy and the environment `Maze`; tasks get a plain logger."""
-    for module in (run_workspace, warm_start, problems_task):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
-    return [
-        f"storage.root={tmp_path}/var",
-        f"storage.cache={tmp_path}/cache",
-        f"policy={{path: {policy_folder}}}",
-        f"environment.type={HERE}:Maze",
-    ]
-
-
-def begin(*overrides: str) -> PolicyVersion:
-    """Run the steps of a run up to its policy."""
-    workspace = Workspace(resolve("smoke", overrides))
-    run_workspace.start_run.fn(workspace)
-    with run_workspace.models_of(workspace):
-        return warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
+def overrides(plain: list[str], policy_folder: Path) -> list[str]:
+    """Return overrides for an imported policy and the environment `Maze`."""
+    return [*plain, f"policy={{path: {policy_folder}}}", f"environment.type={HERE}:Maze"]
 
 
 def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
@@ -55,10 +33,10 @@ def test_a_new_run_plays_a_scripted_episode_before_it_has_a_policy(
         begin(*overrides, "environment.args.broken=reset")
     store = Workspace(resolve("smoke", [*overrides, "environment.args.broken=step"])).store
     assert not manifests.committed(store, layout.checkpoint("smoke", 0))
-    policy = begin(*overrides, "environment.args.broken=step")
+    *_, policy = begin(*overrides, "environment.args.broken=step")
     assert "KeyError: 'door' (test_scripted.py:" in caplog.text
     monkeypatch.setattr(Maze, "reset", None)
-    assert begin(*overrides, "environment.args.broken=step") == policy
+    assert begin(*overrides, "environment.args.broken=step")[-1] == policy
 
 
 def test_each_model_is_asked_one_question_before_anything_is_paid_for(

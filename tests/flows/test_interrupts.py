@@ -1,13 +1,10 @@
 import errno
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -16,7 +13,6 @@ import psutil
 import pytest
 
 from storage import layout
-from storage.interrupts import LATEST_S
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
@@ -31,8 +27,6 @@ DROPPED = re.compile(r"Exception ignored in: .*\nTraceback .*\n(?:[ \t].*\n|\n)*
 """What Python prints when it drops an interrupt in a destructor; the time limit then ends the command."""
 READ = "storage.objects.store:Store.read"
 EPISODE = "tasks.rollout.conversation:Conversation.play"
-SLACK_S = 3.0
-"""The time that Python itself needs to end on a busy machine."""
 
 
 def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
@@ -119,21 +113,6 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert job.wait(60) == 130
 
 
-def test_two_ctrl_c_in_a_row_are_an_interrupt() -> None:
-    """Impatient people press Ctrl-C twice. The exit status is the same wherever the second one arrives."""
-    dice = random.Random(3)
-    for _ in range(scaled(4, 300)):
-        job = command("print('works', flush=True)\nwhile True: time.sleep(0.001)")
-        assert job.stdout
-        assert job.stdout.readline() == "works\n"
-        job.send_signal(signal.SIGINT)
-        time.sleep(dice.uniform(0, 0.01))
-        job.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=60)
-        assert job.returncode in (130, -signal.SIGINT), err  # a shell calls both 130
-        assert "Traceback" not in err
-
-
 def test_it_ends_when_its_output_is_not_read() -> None:
     """With `make demo 2>&1 | tee log`, Ctrl-C ends `tee` first."""
     buffered = "sys.stdout = open(1, 'w', closefd=False); print('buffered')"  # independent of PYTHONUNBUFFERED
@@ -152,47 +131,11 @@ def test_children_end_with_the_time_limit() -> None:
     wait_gone([psutil.Process(int(out))] if psutil.pid_exists(int(out)) else [])
 
 
-def end_by_signal(pid: int, number: int, after_s: float, log: Path, wait: Callable[[], int | None]) -> None:
-    """Send the signal after `after_s`; check that the command ends in time, with its status and nothing left."""
-    time.sleep(after_s)
-    began = time.monotonic()
-    (os.killpg if number == signal.SIGINT else os.kill)(pid, number)  # Ctrl-C goes to all processes of a command
-    status, printed = wait(), log.read_text()
-    took_s = time.monotonic() - began
-    report = f"signal after {after_s:4.1f} s, status {status} {took_s:.1f} s later"
-    print(report, flush=True)
-    assert status == 128 + number, f"{report}\n{printed}"
-    assert took_s < LATEST_S + SLACK_S, f"{report}\n{printed}"
-    assert_clean(printed)
-    no_process_left(str(log))
-
-
 def assert_clean(printed: str) -> None:
     """Check that there is no traceback, and that the clean-up was no longer than the time limit."""
     others, dropped = DROPPED.subn("", printed)
     assert "Traceback" not in others, printed
     assert dropped or "ended without it" not in others, printed
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_ctrl_c_while_a_command_starts_its_server(overrides: list[str], tmp_path: Path) -> None:
-    """vLLM is of the command's process group and gets the signal, too; Prefect logs as for users."""
-    own_server = [override for override in overrides if "inference.urls" not in override]
-    log, server = tmp_path / "log", tmp_path / "cache/logs/smoke/vllm-0.log"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *own_server, "run.iterations=100000"],
-        cwd=ROOT,
-        env=os.environ | {MARK: str(log), "PREFECT_LOGGING_LEVEL": "INFO"},
-        stdout=log.open("wb"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    while not server.is_file():
-        assert job.poll() is None, log.read_text()
-        time.sleep(0.01)
-    moment = random.Random(1).uniform(0, 15)
-    end_by_signal(job.pid, signal.SIGINT, moment, log, lambda: job.wait(120))
 
 
 SIGNALS = [

@@ -14,7 +14,6 @@ from storage.versions.lineage import trained_on
 from tasks.metrics.log import read_rows
 from tests.conftest import INFERENCE
 from tests.flows.test_flows import run_flow
-from tests.support.killed_flow import OVERLAP
 
 HELD_OUT = "held_out: {kind: guess-number, split: held-out, count: 4}"
 MEMBERS = f"""problems.train=[
@@ -63,11 +62,3 @@ def test_each_member_plays_and_is_scored_in_its_own_way(settings: list[str], tmp
     logged = {name for row in read_rows(store, "smoke") for name in row}
     assert {"eval/held-out/game/any_turn", "source/sums/episodes/rejected", "source/game/reward/mean"} <= logged
     assert json.loads(store.read("runs/smoke/run/manifest.json"))["config"]["score"]["type"]["game"] == "environment"
-
-
-@pytest.mark.long
-def test_a_stream_plays_a_mixture(settings: list[str], tmp_path: Path) -> None:
-    """Its groups are those of the draws, in whichever data set they finish."""
-    run_flow("smoke", [*settings, *OVERLAP, "run.iterations=3", "problems.train.0.reject_equal=false"])
-    played = {row.problem_id: row.source for n in range(3) for row in rows_of(Store(f"{tmp_path}/var"), "smoke", n)}
-    assert Counter(played.values()) == {"sums": 6, "tools": 3, "game": 3}

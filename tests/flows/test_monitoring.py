@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from storage import layout
 from storage.telemetry.metrics import REGISTRY, publish, serve
 from tasks.inference.engine import Engine
-from tests.support.otlp_receiver import Receiver, receiver
+from tests.support.otlp_receiver import receiver
 from tests.support.paths import ROOT
 from tests.support.s3_server import free_port
 
@@ -140,10 +139,13 @@ def test_prometheus_understands_the_page_and_every_expression(promtool: str, tmp
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Receiver]]:
-    """Return the last page of metrics of a whole run that has its own vLLM server, and the spans that it exported."""
-    folder, port, page = tmp_path_factory.mktemp("watched"), free_port(), ""
+@pytest.mark.long
+def test_a_run_shows_its_numbers_and_spans(tmp_path: Path) -> None:
+    """Episodes, tokens, verdicts, the lease and vLLM's own metrics are there, and no text of a problem is.
+
+    An iteration is a trace with its stages, requests and commits.
+    """
+    folder, port, page = tmp_path, free_port(), ""
     with receiver() as received:
         command = [
             *(sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={folder}/var"),
@@ -165,13 +167,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Rec
         finally:
             process.kill()
             process.wait()
-        yield page, received
-
-
-@pytest.mark.long
-def test_a_run_shows_its_numbers(watched: tuple[str, Receiver]) -> None:
-    """Episodes, tokens, verdicts, the lease and vLLM's own metrics are there, and no text of a problem is."""
-    page, _ = watched
     samples = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page)
@@ -187,10 +182,6 @@ def test_a_run_shows_its_numbers(watched: tuple[str, Receiver]) -> None:
     assert all(("replica", "0") in labels for name, labels in samples if name.startswith("vllm:"))
     assert not re.search(r"What is|boxed|assistant", page)
 
-
-@pytest.mark.long
-def test_an_iteration_is_a_trace_with_its_stages_requests_and_commits(watched: tuple[str, Receiver]) -> None:
-    _, received = watched
     paths = {"/".join(received.path(span)) for span in received.spans}
     stages = {f"iteration/{stage}" for stage in ("rollout", "score", "train", "evaluate")}
     assert stages | {f"{stage}/commit" for stage in stages} <= paths

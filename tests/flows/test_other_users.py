@@ -17,7 +17,6 @@ import pytest
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.inference.engine import Engine
-from tests.support.paths import ROOT
 
 NOBODY = 65534
 BEGIN = """
@@ -181,32 +180,6 @@ def status(url: str) -> int:
     handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
     with urllib.request.build_opener(*handlers).open(url, timeout=60) as answer:
         return int(answer.status)
-
-
-PAGES = """
-import resource, socket
-from fastapi import FastAPI
-from tasks.audit.reader.serving import serve
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
-app = FastAPI()
-app.get("/")(lambda: "read")
-with socket.create_server(("127.0.0.1", 0)) as listener:
-    serve(app, listener, "The page")
-"""
-
-
-def test_another_user_does_not_keep_pages_from_their_own() -> None:
-    """They hold more connections than the server of reader and live page may open files."""
-    with subprocess.Popen([sys.executable, "-c", PAGES], stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        try:
-            assert server.stdout
-            address = server.stdout.readline().split()[4]
-            port = int(address.partition("127.0.0.1:")[2].partition("/")[0])
-            with half_requests(port):
-                assert status(address) == 200
-                assert as_nobody(ASK, address.partition("/?")[0], "none")["read"] == ["closed"] * 3
-        finally:
-            server.kill()
 
 
 def test_the_temporary_prefect_server_answers_no_other_user(prefect_api: str) -> None:

@@ -1,5 +1,7 @@
 """Room on the disks: what a run deletes by itself, and what a full disk means."""
 
+import errno
+import re
 import shutil
 import subprocess
 import sys
@@ -8,23 +10,30 @@ from pathlib import Path
 import pytest
 
 from configs import load
+from configs.storage import Keep, Storage
 from flows.run.workspace import open_leased, telling_full_disks
 from storage import layout
+from storage.errors import StorageError
 from storage.versions.drafts import Draft
 from tests.support.paths import ROOT
 
 
-def test_other_errors_stay_as_they_are() -> None:
-    with pytest.raises(KeyError, match="^'x'$"), telling_full_disks("var"):
-        raise KeyError("x")
+def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
+    """The file, and what frees room for this run. Other errors stay as they are."""
+    knobs = Storage(root=f"{tmp_path}/my var", keep=Keep(every=5))
+    frees = re.escape(f"--root '{tmp_path}/my var' gc --delete --older-than-hours 0 --keep-every 5")
+    told = pytest.raises(StorageError, match=f"^a disk is full: .*'/a'. .*storage.keep.last.*{frees}")
+    with told, telling_full_disks(knobs):
+        raise OSError(errno.ENOSPC, "No space left on device", "/a")
+    with pytest.raises(FileNotFoundError), telling_full_disks(knobs):
+        raise FileNotFoundError
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """A real one: the file, and what frees room. What was stored stays whole."""
+def test_gc_frees_a_full_disk(tmp_path: Path) -> None:
+    """A real one, on which neither its lease nor a tombstone has room."""
     isolated = ["unshare", "--map-root-user", "--mount"]
-    program = f"PREFECT_HOME={tmp_path} exec {sys.executable} -m tests.support.full_disk {tmp_path}"
-    mount = f"mount -t tmpfs -o size=4m none {tmp_path} && {program}"
+    mount = f"mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -m tests.support.full_disk {tmp_path}"
     tried = [*isolated, "mount", "-t", "tmpfs", "none", str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
         pytest.skip("no folder of limited size can be mounted here")

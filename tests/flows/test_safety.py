@@ -202,19 +202,13 @@ def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
     with pytest.raises(ConfigError, match="credentials in a URI") as error:
         load("smoke", ["policy={path: x}", override.format(uri)])
     assert "topsecret" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
+    harmless = (
         "https://host/x.jsonl?max_tokens=512&tokenizer=q&monkey=1",
         "data/train-?[0-9].jsonl",
         "sftp://reader@host/x",
-        "https://[::1]/x",
-    ],
-)
-def test_uris_without_credentials_are_accepted(uri: str) -> None:
-    load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{uri}'}}"])
+    )
+    for other in (*harmless, "https://[::1]/x"):
+        load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{other}'}}"])
 
 
 @pytest.mark.parametrize(
@@ -263,23 +257,22 @@ def test_secrets_are_written_nowhere(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a run on S3 no key is in logs, output, Prefect's database and artifacts, the cache or any object."""
-    requests, listed = list[str](), set[str]()
-    call = S3Backend._call
+    """After a run on S3 no key is in logs, output, Prefect's database and artifacts, the cache or any object.
+
+    No version was found by listing the store.
+    """
+    listed, call = list[str](), S3Backend._call
 
     def record(self: S3Backend, method: str, path: str, **arguments: Any) -> Any:
-        requests.append(method)
-        if method == "list_objects_v2":
-            listed.add(arguments["Prefix"])
+        listed.extend([arguments["Prefix"]] if method == "list_objects_v2" else [])
         return call(self, method, path, **arguments)
 
     monkeypatch.setattr(S3Backend, "_call", record)
     secrets = [os.environ[name] for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY")]
     with caplog.at_level(logging.INFO):
         math_mt_ppo("smoke", [*overrides, f"storage.root=s3://{bucket}/x", "run.iterations=1"])
-    assert {"put_object", "head_object"} <= set(requests)
-    # A few small files, and once what failed attempts left, to collect it: no version is found by listing.
-    assert listed <= {"x/runs/smoke/metrics/", "x/runs/smoke/"}
+    # A few small files, and once what failed attempts left, to collect it.
+    assert set(listed) == {"x/runs/smoke/metrics/", "x/runs/smoke/"}
     output = capfd.readouterr()
     store = Store(f"s3://{bucket}/x")
     objects = b"\n".join(store.read(found.path) for found in store.walk())

@@ -1,33 +1,14 @@
 """A run keeps the problems that it began with, whatever becomes of their files."""
 
 import json
-import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from flows.run import workspace as run_workspace
-from flows.run.configuration import resolve
-from flows.run.workspace import Workspace
-from flows.stages import problems as problems_task
-from flows.stages import rollout as rollout_task
-from flows.stages import warm_start as first_policy
 from flows.stages.problems import import_problems
 from flows.stages.rollout import _draw, unplayable
 from storage import layout
-from storage.version_names import ProblemsVersion
-from tasks.score.verifier import Verifier
-
-
-@pytest.fixture(autouse=True)
-def _shared(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verifier: Verifier) -> None:
-    """Give tasks a plain logger, and the scripted episodes at the start of runs the session's verifier."""
-    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
-    for module in (run_workspace, first_policy, problems_task, rollout_task):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    caplog.set_level(logging.WARNING, "test")
+from tests.support.begun import begin, start
 
 
 @pytest.fixture
@@ -43,36 +24,16 @@ def append(path: Path, *questions: str) -> None:
 
 
 @pytest.fixture
-def overrides(tmp_path: Path, rows: Path, policy_folder: Path) -> list[str]:
+def overrides(plain: list[str], rows: Path, policy_folder: Path) -> list[str]:
     source = f"{{kind: jsonl, path: {rows}, fields: {{prompt: ask, solutions: gold}}}}"
-    return [
-        f"storage.root={tmp_path}/var",
-        f"storage.cache={tmp_path}/cache",
-        f"policy={{path: {policy_folder}}}",
-        f"problems={{train: {source}, held_out: {source}}}",
-    ]
-
-
-def opened(*overrides: str) -> Workspace:
-    """Run the first step of a run."""
-    workspace = Workspace(resolve("smoke", overrides))
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def begin(*overrides: str) -> tuple[Workspace, Sequence[ProblemsVersion]]:
-    """Run the steps of a run up to its policy; return the problem sets that it then uses."""
-    workspace = opened(*overrides)
-    sets = import_problems.fn(workspace)
-    first_policy.first_policy.fn(workspace, sets)
-    return workspace, sets
+    return [*plain, f"policy={{path: {policy_folder}}}", f"problems={{train: {source}, held_out: {source}}}"]
 
 
 def test_an_appended_line_does_not_change_a_run(
     rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run that goes on keeps its set and names the change and the ways on; another run gets what is there now."""
-    workspace, sets = begin(*overrides)
+    workspace, sets, _ = begin(*overrides)
     caplog.clear()
     assert begin(*overrides)[1] == sets
     assert "its source has changed" not in caplog.text
@@ -83,7 +44,7 @@ def test_an_appended_line_does_not_change_a_run(
         assert told.startswith(f"problems.{name}: its source has changed since the run began: 5 problems instead of 4")
         assert f"keeps the problems that it began with ({sets[0]})" in told
         assert "another run with run.name=…" in told
-    _, others = begin(*overrides, "run.name=another")
+    _, others, _ = begin(*overrides, "run.name=another")
     assert len(workspace.read_problems(others[0])) == 5
 
 
@@ -92,7 +53,7 @@ def test_rows_that_ask_the_same_are_in_the_log(
 ) -> None:
     """They stay in the set."""
     append(rows, "What  is 3+1?")
-    workspace, (train, _) = begin(*overrides)
+    workspace, (train, _), _ = begin(*overrides)
     assert "jsonl: 1 row asks the same as an earlier one (000005 as 000004)" in caplog.text
     assert len(workspace.read_problems(train)) == 5
 
@@ -102,7 +63,7 @@ def test_a_source_that_can_no_longer_be_used(
     rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     """It ends no run that has its problems already; a run that begins is refused."""
-    _, sets = begin(*overrides)
+    _, sets, _ = begin(*overrides)
     if change == "gone":
         rows.unlink()
     else:
@@ -116,10 +77,10 @@ def test_a_source_that_can_no_longer_be_used(
 
 def test_problems_may_change_until_the_policy_is_there(rows: Path, overrides: list[str]) -> None:
     """Nothing has been played with them; the configuration of problems may change until then, too."""
-    workspace = opened(*overrides)
+    workspace = start(*overrides)
     import_problems.fn(workspace)
     append(rows, "What is 5 + 1?")
-    _, sets = begin(*overrides)
+    _, sets, _ = begin(*overrides)
     assert len(workspace.read_problems(sets[0])) == 5
 
 
@@ -127,10 +88,10 @@ def test_problems_without_room_are_never_drawn(
     rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are named when the rollouts begin; their places go to others, and the other draws stay as they were."""
-    workspace, (train, _) = begin(*overrides)
+    workspace, (train, _), _ = begin(*overrides)
     before = _draw(workspace, train, 0)[0]
     append(rows, f"What is 7 + 1? {'Ignore this. ' * 100}")
-    workspace, (train, _) = begin(*overrides, "run.name=another")
+    workspace, (train, _), _ = begin(*overrides, "run.name=another")
     caplog.clear()
     drawn, spare = _draw(workspace, train, 0)
     assert {problem.problem_id for problem in (*drawn, *spare)} == {"000001", "000002", "000003", "000004"}

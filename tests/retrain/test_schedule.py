@@ -32,8 +32,9 @@ COUNTS = [(number, 8 if number <= 2 else 4) for number in range(1, NIGHTS + 1)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    with PrefectServer(tmp_path_factory.mktemp("prefect")) as server:
-        yield server
+    server = PrefectServer(tmp_path_factory.mktemp("prefect"))
+    yield server
+    server.child.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, Literal
 import psutil
 
 from storage import interrupts
-from storage.errors import StorageError
 
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
@@ -45,16 +44,14 @@ class Point:
         return f"{self.when} {self.function.rpartition(':')[2]} {self.nth}"
 
 
-def start(
-    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str] = ()
-) -> ForkServerProcess:
-    """Run the flow with the configuration `smoke` as its command line does, in a new session; with `data` flows.fit.
+def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
+    """Run the flow with the configuration `smoke` as its command line does, in a new session.
 
     Its exit code is -9 if it was killed, 130 if it was interrupted, and 0 if it reached its end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.train.trainer", "tasks.score"])
-    process = context.Process(target=_run, args=(overrides, point, log, environment, data))
+    process = context.Process(target=_run, args=(overrides, point, log, environment))
     process.start()
     return process
 
@@ -74,63 +71,17 @@ def mark_of(process: psutil.Process) -> str | None:
         return None
 
 
-def _run(
-    overrides: list[str], point: Point | None, log: Path, environment: dict[str, str], data: Sequence[str]
-) -> None:
+def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
     os.setsid()
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
     os.environ |= environment
-    from flows.fit import fit
     from flows.math_mt_ppo import math_mt_ppo
 
-    _refuse_work_that_is_done()
     if point:
         send_at(point)
-
-    def act() -> None:
-        if data:
-            fit("smoke", overrides, list(data))
-        else:
-            math_mt_ppo("smoke", overrides)
-
-    interrupts.run(act)
-
-
-def _refuse_work_that_is_done() -> None:
-    """Make each stage fail the flow if its version is already committed."""
-    from storage import layout
-    from storage.versions import manifests
-    from storage.versions.drafts import Draft
-
-    def check(store: Any, version: str) -> None:
-        if manifests.committed(store, version):
-            raise StorageError(f"{version} is being made again")
-
-    def fill(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        (draft,) = (argument for argument in arguments if isinstance(argument, Draft))
-        check(draft.store, draft.version)
-        return call(*arguments, **keywords)
-
-    _wrap("tasks.rollout.play:play", fill)
-    _wrap("tasks.rollout.workers:score_rows", fill)
-    trains: list[Any] = []
-
-    def open_run(call: Callable[..., Any], config: Any) -> Any:
-        trains.append(config)
-        return call(config)
-
-    def update(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        from flows.run.workspace import Workspace
-
-        workspace = Workspace(trains[0])
-        check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
-        return call(*arguments, **keywords)
-
-    for flow in ("math_mt_ppo", "fit"):
-        _wrap(f"flows.{flow}:open_run", open_run)
-    _wrap("tasks.train.trainer:Trainer.update", update)
+    interrupts.run(lambda: print(math_mt_ppo("smoke", overrides)))
 
 
 def send_at(point: Point) -> None:

@@ -9,12 +9,12 @@ from xdist.scheduler import LoadFileScheduling
 GROUPS = {
     f"tests/{folder}/test_{name}.py": group
     for group, folder, names in (
-        ("first", "flows", "arguments bad_network flows killed local_server mixtures models_beside"),
+        ("first", "flows", "arguments flows killed local_server mixtures models_beside"),
         ("first", "retrain", "retrain"),
-        ("second", "flows", "interrupts kept_stores monitoring other_users safety several_devices"),
+        ("first", "evaluate", "evaluate"),
+        ("second", "flows", "interrupts kept_stores monitoring other_users safety"),
         ("second", "audit", "flow"),
         ("second", "rollout", "selection"),
-        ("second", "evaluate", "evaluate"),
         ("second", "inference", "engine"),
         ("second", "problems", "exclusions"),
         ("second", "retrain", "schedule"),
