@@ -148,8 +148,7 @@ def _weight_problems(store: Store, manifest: Manifest, folder: Path) -> list[str
     from storage.versions.weights import canary_difference
 
     try:
-        unset = manifest.knob("inference.canary_tolerance") is None
-        tolerance = FLOAT32_TOLERANCE if unset else manifest.number("inference.canary_tolerance")
+        tolerance = float(manifest.knob("inference.canary_tolerance") or FLOAT32_TOLERANCE)
         difference = canary_difference(checkpoints.open_checkpoint(store, manifest.version, folder))
     except (UnavailableError, MemoryError):
         raise

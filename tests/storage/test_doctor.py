@@ -1,6 +1,5 @@
 """The doctor finds what a store's place cannot do, says what would go wrong, and deletes what it wrote."""
 
-import json
 import os
 import socket
 import time
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3fs import S3FileSystem
 
 from storage.errors import UnavailableError
 from storage.maintenance.doctor import ProbeResult, examine
@@ -143,16 +141,3 @@ def test_a_place_that_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyP
             assert (check.name, check.ok) == ("reached", False)
             assert why in check.found
             assert time.monotonic() - begin < 100  # a run waits 600 s
-
-
-@pytest.mark.long  # the refusals above are those of a store that is not real
-def test_a_user_without_some_permissions(bucket: str) -> None:
-    """Each refusal of a real server is reported by its own check."""
-    actions = ["s3:ListBucket", "s3:DeleteObject"]
-    where = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    deny = {"Effect": "Deny", "Principal": "*", "Action": actions, "Resource": where}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
-    S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
-    checks = by_name(Store(f"s3://{bucket}/root"))
-    assert failed(checks) == {"listing", "delete", "tidied up"}
-    assert "AccessDenied" in checks["delete"].found
