@@ -254,13 +254,16 @@ def run_repair(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
-    """Run all probes; the status is 1 if one of them found a problem."""
-    checks = doctor.examine(store)
-    rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
-    bad = sum(not check.ok for check in checks)
-    verdict = counted(bad, "problem") if bad else f"{store.root} can be trusted with versions"
-    shown = table(["check", "", "found", "what would go wrong"], rows)
-    return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
+    """Show what works, and the first problem, with status 1."""
+    works, problem = dict[str, str](), ""
+    try:
+        for name, found in doctor.examine(store):
+            works[name] = found
+    except StorageError as error:
+        problem = str(error)
+    verdict = f"PROBLEM: {problem}" if problem else f"{store.root} can be trusted with versions"
+    shown = table(["check", "found"], works.items())
+    return Output({"works": works, "problem": problem}, [shown, verdict], int(bool(problem)))
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

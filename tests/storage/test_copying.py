@@ -116,7 +116,8 @@ def test_what_a_run_names_comes_along(source: Store, tmp_path: Path) -> None:
     commit_text(source, layout.run("fitted"), config={"fit": {"data": [played, imported]}})
     commit_text(source, layout.run("taught"), config={"models": {"teacher": {"checkpoint": f"{RUN}@1"}}})
     (scores,) = scores_of(catalog.read_all(source))[played]
-    needed = {"killed": {HELD_OUT}, "fitted": {played, scores, imported, layout.run("imported")}, "taught": {SECOND}}
+    of_fit = {played, scores, imported, layout.run("imported")}
+    needed: dict[str, set[str]] = {"killed": {HELD_OUT}, "fitted": of_fit, "taught": {SECOND}}
     for run, versions in needed.items():
         copied = copy_run(source, Store(str(tmp_path / run)), run)
         assert versions <= {manifest.version for manifest in copied}
