@@ -67,7 +67,7 @@ def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) 
     return problems
 
 
-class Rows:
+class RowChecker:
     """A reader that checks all rows of one version, file by file. Only the ids of rows stay in memory."""
 
     def __init__(self, kind: str) -> None:
