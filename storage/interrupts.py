@@ -35,14 +35,14 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
 
     After a signal the status is 130 or 143, however `command` ends, and `advice` is printed.
     """
-    watch = _Watch()
+    signals = _SignalThread()
     try:
-        _run(watch, command, advice)
+        _run(signals, command, advice)
     except KeyboardInterrupt:  # a second Ctrl-C, right after the first one's clean-up
         os._exit(128 + signal.SIGINT)
 
 
-def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoReturn:
+def _run(signals: "_SignalThread", command: Callable[[], int | None], advice: str) -> NoReturn:
     status: str | int | None = None
     try:
         status = command()
@@ -51,16 +51,16 @@ def _run(watch: "_Watch", command: Callable[[], int | None], advice: str) -> NoR
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except BaseException as error:
-        watch.catch_up()
-        if not watch.received:
+        signals.catch_up()
+        if not signals.received:
             raise
         _print(printable(f"error while ending: {error!r}"))
-    watch.catch_up()
+    signals.catch_up()
     for number in _ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))  # there is nothing to clean up any more
-    if watch.received:
-        status = 128 + watch.received
+    if signals.received:
+        status = 128 + signals.received
         _print(advice)
     # Python remembers a KeyboardInterrupt that passed an `exec`, and would end by SIGINT. This resets it.
     exec("")
@@ -98,7 +98,7 @@ def raised_by_handler(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or any(frame.f_code in handlers for frame, _ in frames)
 
 
-class _Watch:
+class _SignalThread:
     """The thread that gets the signals.
 
     SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only if it finds that handler.
@@ -113,7 +113,7 @@ class _Watch:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, self._terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as in a background job of a shell script
                 signal.signal(number, handler)
-        threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
+        threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
 
     def catch_up(self) -> None:
         """Wait until the thread has got all signals so far."""
@@ -121,7 +121,7 @@ class _Watch:
         os.write(self._write_end, bytes([_CAUGHT_UP]))
         self._caught_up.wait()
 
-    def _watch(self) -> None:
+    def _wait(self) -> None:
         while (first := self._next(None)) not in _ENDINGS:
             pass
         self.received = signal.Signals(first)

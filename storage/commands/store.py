@@ -150,7 +150,7 @@ def _add_alias(parser: argparse.ArgumentParser) -> None:
 
 
 def alias(store: Store, arguments: argparse.Namespace) -> Output:
-    """Run the action and show the moves. Damaged aliases are printed as errors; the others are listed; status 1."""
+    """Run the action and show the moves."""
     name = getattr(arguments, "name", "")
     if arguments.action == "set":
         version, count = aliases.resolve_version(store, arguments.version), aliases.moves(store, name)
@@ -161,17 +161,11 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
         if not (moves := aliases.history(store, name)):
             raise StorageError(f"there is no alias {name!r}; there are: {', '.join(aliases.names(store))}")
         return _moves(name, moves)
-    moved, status = dict[str, aliases.Move](), 0
-    for alias_name, length in aliases.names(store).items():
-        try:
-            if newest := aliases.current(store, alias_name, length):
-                moved[alias_name] = newest
-        except DamagedError as error:
-            print_error(error)
-            status = 1
+    newest = {name: aliases.current(store, name, length) for name, length in aliases.names(store).items()}
+    moved = {name: move for name, move in newest.items() if move}
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in moved.items()}, parts, status)
+    return Output({name: asdict(move) for name, move in moved.items()}, parts)
 
 
 def _moves(name: str, moves: list[aliases.Move]) -> Output:
@@ -260,13 +254,16 @@ def run_repair(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def run_doctor(store: Store, arguments: argparse.Namespace) -> Output:
-    """Run all probes; the status is 1 if one of them found a problem."""
-    checks = doctor.examine(store)
-    rows = [(check.name, "ok" if check.ok else "PROBLEM", check.found, check.consequence) for check in checks]
-    bad = sum(not check.ok for check in checks)
-    verdict = counted(bad, "problem") if bad else f"{store.root} can be trusted with versions"
-    shown = table(["check", "", "found", "what would go wrong"], rows)
-    return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
+    """Show what works, and the first problem, with status 1."""
+    works, problem = dict[str, str](), ""
+    try:
+        for name, found in doctor.examine(store):
+            works[name] = found
+    except StorageError as error:
+        problem = str(error)
+    verdict = f"PROBLEM: {problem}" if problem else f"{store.root} can be trusted with versions"
+    shown = table(["check", "found"], works.items())
+    return Output({"works": works, "problem": problem}, [shown, verdict], int(bool(problem)))
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:

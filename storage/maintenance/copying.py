@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from storage import layout, visible
-from storage.errors import ConflictError, DamagedError, StorageError, counted, first_few
+from storage.errors import ConflictError, DamagedError, StorageError, first_few
 from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.maintenance.verify import PrintLine
@@ -48,10 +48,8 @@ def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambd
                     raise StorageError(f"{source.uri(item.path)} is a link out of runs/{run}: cp does not follow it")
                 target.write(item.path, source.read(item.path))
         new = [manifest for manifest, found in pairs if not found]
-        for manifest in new:
-            left = manifests.left(source, manifest)
-            many = sum(file.bytes for file in left)
-            progress(visible.Fleeting(f"{manifest.version}: {counted(len(left), 'object')}, {many:,} bytes"))
+        for number, manifest in enumerate(new, 1):
+            progress(visible.Fleeting(f"{number}/{len(new)} {manifest.version}"))
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():

@@ -1,22 +1,22 @@
 """Tries out what the pipeline needs of a store, before versions are put there.
 
-It writes under `doctor/<nonce>/` only, and deletes everything at the end. A probe is a function that returns what it
-found, or raises StorageError. It examines neither clocks (S3 refuses what a host signs whose clock is 15 minutes wrong)
-nor what becomes of objects later: lifecycle rules, object locks, disks in memory.
+It writes under `doctor/<nonce>/` only, and deletes everything at the end; what a listing does not show is left to `gc`.
+A probe is a function that returns what it found, or raises StorageError. It examines neither clocks (S3 refuses what a
+host signs whose clock is 15 minutes wrong) nor what becomes of objects later: lifecycle rules, object locks, disks in
+memory.
 """
 
 import contextlib
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
 
-from storage.errors import StorageError, UnavailableError
+from storage.errors import StorageError
 from storage.objects.store import Store, sha256
 from storage.processes.folder import TemporaryFolder
 
@@ -25,40 +25,30 @@ _ROUNDS = 5
 _START_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The result of one probe.
+def examine(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield what works: the name of each probe, and what it found.
 
-    Example: ProbeResult("race", True, "one of 16 writers won each of 5 races, and its bytes were stored", "")
+    Raises:
+        StorageError: the next probe found a problem; the message says what would go wrong in the pipeline.
     """
-
-    name: str
-    ok: bool
-    found: str
-    consequence: str  # what would go wrong in the pipeline; empty if nothing would
-
-
-def examine(store: Store) -> list[ProbeResult]:
-    """Run all probes on `store`; return a single result if the first finds that it cannot be reached."""
-    scratch, results = store.below(f"doctor/{uuid.uuid4().hex[:12]}"), list[ProbeResult]()
+    scratch = store.below(f"doctor/{uuid.uuid4().hex[:12]}")
     for name, (probe, consequence) in _PROBES.items():
         try:
-            results.append(ProbeResult(name, True, probe(scratch), ""))
+            yield name, probe(scratch)
         except (StorageError, OSError) as problem:
-            if not results and isinstance(problem, UnavailableError) and not _is_refusal(problem):
-                return [ProbeResult("reached", False, str(problem), "nothing works: this root cannot be reached")]
-            results.append(ProbeResult(name, False, str(problem), consequence))
-    return results
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether the store answered and refused this user."""
-    return isinstance(error, PermissionError) or isinstance(error.__cause__, PermissionError)
+            if name != "write":  # else there is nothing, or no answer
+                with contextlib.suppress(StorageError, OSError):
+                    _tidy(scratch)
+            raise StorageError(f"{name}: {problem}. So {consequence}") from problem
 
 
 def _demand(holds: bool, otherwise: str) -> None:
     if not holds:
         raise StorageError(otherwise)
+
+
+def _new() -> bytes:
+    return uuid.uuid4().hex.encode()
 
 
 def _write(scratch: Store) -> str:
@@ -69,24 +59,11 @@ def _write(scratch: Store) -> str:
     return "an object was written, replaced, and read back"
 
 
-def _new() -> bytes:
-    return uuid.uuid4().hex.encode()
-
-
-def _delete(scratch: Store) -> str:
-    """Probe deletion, and absent objects: AWS refuses to tell of them if the user may not list the bucket."""
-    scratch.write("delete", b"to be deleted")
-    scratch.delete("delete")
-    try:
-        _demand(not scratch.exists("delete"), "a deleted object is still there")
-        with contextlib.suppress(FileNotFoundError):
-            raise StorageError(f"an object that was deleted reads as {scratch.read('delete')[:20]!r}")
-    except StorageError as error:
-        if not _is_refusal(error):
-            raise
-        raise StorageError("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
-    scratch.delete("delete")
-    return "an object was deleted, reported as absent, and deleted again"
+def _absence(scratch: Store) -> str:
+    _demand(not scratch.exists("never-written"), "an object that was never written is reported to exist")
+    with contextlib.suppress(FileNotFoundError):
+        raise StorageError(f"an object that was never written reads as {scratch.read('never-written')[:20]!r}")
+    return "absent objects are reported as absent"
 
 
 def _create(scratch: Store) -> str:
@@ -116,18 +93,6 @@ def _race(scratch: Store) -> str:
     return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes were stored"
 
 
-def _listing(scratch: Store) -> str:
-    scratch.write("listed", b"to be listed")
-    _demand(_lists(scratch, "listed"), "an object just written is not listed")
-    scratch.delete("listed")
-    _demand(not _lists(scratch, "listed"), "an object just deleted is still listed")
-    return "shows an object just written, and does not show one just deleted"
-
-
-def _lists(scratch: Store, key: str) -> bool:
-    return any(item.path == key for item in scratch.walk())
-
-
 def _parts(scratch: Store) -> str:
     """Probe large objects, which S3 gets in parts; elsewhere they are ordinary ones."""
     size = 40 * 2**20
@@ -140,24 +105,34 @@ def _parts(scratch: Store) -> str:
     return f"{size / 2**20:.0f} MiB were sent in parts and read back unchanged"
 
 
-def _tidy(scratch: Store) -> str:
-    """Delete what was written; what a listing does not show is left to `gc`."""
+def _listing(scratch: Store) -> str:
+    _demand("write" in {item.path for item in scratch.walk()}, "an object just written is not listed")
+    return "shows an object just written"
+
+
+def _delete(scratch: Store) -> str:
+    _tidy(scratch)
+    _demand(not scratch.exists("write"), "a deleted object is still there")
+    _demand(next(scratch.walk(), None) is None, "an object just deleted is still listed")
+    return "what was written was deleted, and is not listed any more"
+
+
+def _tidy(scratch: Store) -> None:
     for item in list(scratch.walk()):
         scratch.delete(item.path)
     if scratch.is_local:
-        with contextlib.suppress(OSError):  # it was never made, or another doctor is running
+        with contextlib.suppress(OSError):  # another doctor is running
             (folder := Path(scratch.root)).rmdir()
             folder.parent.rmdir()
-    return "what was written was deleted"
 
 
 _PROBES: dict[str, tuple[Callable[[Store], str], str]] = {
     "write": (_write, "nothing can be committed, or no stage can read what another wrote"),
-    "delete": (_delete, "`gc --delete` fails; or a run, which checks for absent versions, stops at its first check"),
+    "absence": (_absence, "a run stops where it looks for a version; on AWS it needs s3:ListBucket on the bucket"),
     "second create": (_create, "a committed version could be replaced, or no version committed: do not use this root"),
     "race": (_race, "two writers could both think that they committed: do not use this root"),
-    "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
     "parts": (_parts, "checkpoints cannot be stored"),
-    "tidied up": (_tidy, "the folder doctor/ stays: delete it by hand"),
+    "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
+    "delete": (_delete, "`gc --delete` fails, and the folder doctor/ stays; runs do not delete"),
 }
 """The probes by name, in their order, each with what would go wrong in the pipeline without that property."""

@@ -103,7 +103,7 @@ def _check(store: Store, manifest: Manifest, folder: Path, deep: bool, report: R
     for key, problem in _problems_beside(store, manifest, collected):
         add(key, [problem])
     before = len(report.findings)
-    rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
+    rows = contents.RowChecker(manifest.kind) if manifest.kind in contents.SCHEMAS and deep else None
     for file in left:
         report.objects += 1
         report.bytes += file.bytes
@@ -131,7 +131,7 @@ def _problems_beside(store: Store, manifest: Manifest, collected: bool) -> Itera
         yield layout.manifest(manifest.version), str(error)
 
 
-def _content_problems(kind: str, file: File, path: Path, rows: contents.Rows | None, deep: bool) -> list[str]:
+def _content_problems(kind: str, file: File, path: Path, rows: contents.RowChecker | None, deep: bool) -> list[str]:
     if kind in contents.SCHEMAS and file.name.endswith(".parquet"):
         return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
     if kind != "checkpoint":
@@ -148,8 +148,7 @@ def _weight_problems(store: Store, manifest: Manifest, folder: Path) -> list[str
     from storage.versions.weights import canary_difference
 
     try:
-        unset = manifest.knob("inference.canary_tolerance") is None
-        tolerance = FLOAT32_TOLERANCE if unset else manifest.number("inference.canary_tolerance")
+        tolerance = float(manifest.knob("inference.canary_tolerance") or FLOAT32_TOLERANCE)
         difference = canary_difference(checkpoints.open_checkpoint(store, manifest.version, folder))
     except (UnavailableError, MemoryError):
         raise
@@ -294,20 +293,8 @@ def repair(store: Store) -> tuple[list[str], list[str]]:
         The keys of the replaced entries, and the versions that were added.
     """
     report, log = check_logs(store), Log(store, layout.CATALOG)
-    filled = [log.key(number) for number in report.lost if _fill(store, log, number)]
+    for number in report.lost:
+        store.write(log.key(number), seal({"kind": LOST, "version": "", "parents": [], "nonce": uuid.uuid4().hex}))
     for manifest in report.absent:
         catalog.enter(store, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-    return filled, [manifest.version for manifest in report.absent]
-
-
-def _fill(store: Store, log: Log, number: int) -> bool:
-    """Put a placeholder where an entry is missing or damaged; return False if another writer was faster."""
-    data = seal({"kind": LOST, "version": "", "parents": [], "nonce": uuid.uuid4().hex})
-    if store.create(log.key(number), data):
-        return True
-    try:
-        log.read(number)
-    except DamagedError:
-        store.write(log.key(number), data)
-        return True
-    return False
+    return [log.key(number) for number in report.lost], [manifest.version for manifest in report.absent]

@@ -5,7 +5,7 @@ it (`storage.objects.store.Store.create`). So each request is repeated until it 
 passed, and nothing else is: large objects are sent and fetched in parts, of which only the failed ones are repeated.
 
 botocore reads keys once, and renews those of which it knows the end (roles, and processes that say it). Others, such as
-those in a file that another program renews, may expire: so if S3 refuses a request, the keys are read again.
+those in a file that another program renews, may expire: then the run ends, and the same command continues it.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,16 +37,13 @@ _LONGEST = 10
 """A request is given up after so many request timeouts, even if data still arrive."""
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
-_REFUSED = (400, 401, 403)
-"""Statuses of refusals. Servers differ in how they refuse expired keys, and the answer to a HEAD has nothing else."""
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent or fetched at the same time, which are in memory meanwhile."""
 MAX_PARTS = 10_000  # S3's limit for one upload
 _REMEDY = (
-    "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile. Keys "
-    "that S3 refuses are read again: if they have expired, renew them (profile, process or login; a process keeps the "
-    "keys of its environment), and run the same command again to continue. `python -m storage doctor` says what they "
+    "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile. If they "
+    "have expired, renew them, and run the same command again to continue. `python -m storage doctor` says what they "
     "allow. S3 also refuses what a host signs whose clock is 15 minutes wrong"
 )
 
@@ -105,13 +103,14 @@ class S3Backend:
     """
 
     def __init__(self, request_timeout_s: float, patience_s: float) -> None:
-        self._config = {
+        config = {
             "connect_timeout": min(10.0, request_timeout_s),
             "read_timeout": request_timeout_s,
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": 64,
         }
-        self._fs = self._file_system()
+        # Cached listings never expire and would hide what others write; a cached file system ignores the environment.
+        self._fs = _FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
         self._longest_s = _LONGEST * request_timeout_s
         self._patience_s = patience_s
         self._retrying = Retrying(
@@ -121,13 +120,6 @@ class S3Backend:
             before_sleep=_note_failure,
             reraise=True,
         )
-
-    def _file_system(self) -> _FileSystem:
-        """Make a file system, which reads the keys before its first request.
-
-        Cached listings never expire and would hide what others write; a cached file system ignores the environment.
-        """
-        return _FileSystem(config_kwargs=self._config, use_listings_cache=False, skip_instance_cache=True)
 
     def size(self, path: str) -> int:
         """Return the size. If the bucket does not exist, so does not the object: the next read or write says why."""
@@ -204,13 +196,13 @@ class S3Backend:
         bucket, _, key = path.partition("/")
         target = {"Bucket": bucket, "Key": key} if key else {"Bucket": bucket}
         arguments = {"timeout": self._longest_s, **target, **arguments}
-        return dict(self._patiently(method, path, lambda fs: fs.call_s3(method, **arguments)))
+        return dict(self._patiently(method, path, partial(self._fs.call_s3, method, **arguments)))
 
     def _fetch(self, path: str, **limits: int) -> bytes:
         arguments = {"max_concurrency": 1, "timeout": self._longest_s, **limits}
-        return bytes(self._patiently("get_object", path, lambda fs: fs.cat_file(path, **arguments)))
+        return bytes(self._patiently("get_object", path, partial(self._fs.cat_file, path, **arguments)))
 
-    def _patiently(self, method: str, path: str, send: Callable[[_FileSystem], T]) -> T:
+    def _patiently(self, method: str, path: str, send: Callable[[], T]) -> T:
         """Send a request, and repeat it after transient errors.
 
         Raises:
@@ -219,7 +211,7 @@ class S3Backend:
         """
         try:
             with STORE.labels(method).time():
-                answer: T = self._retrying(self._with_new_keys, path, send)
+                answer: T = self._retrying(lambda _: send(), path)
         except Exception as error:
             cause = _refusal(error) or error  # s3fs shortens S3's text, with some servers to "None"
             if is_transient(error):
@@ -237,18 +229,6 @@ class S3Backend:
             refusal = PermissionError(str(cause))  # no or expired credentials, no region, or what S3 refuses
             raise UnavailableError(f"{self.uri(path)}: {cause}. {_REMEDY}") from refusal
         return answer
-
-    def _with_new_keys(self, _: str, send: Callable[[_FileSystem], T]) -> T:
-        """Send a request. If S3 refuses it, read the keys again, and send it a second time."""
-        fs = self._fs
-        try:
-            return send(fs)
-        except Exception as error:
-            if _status(error) not in _REFUSED or is_transient(error):
-                raise
-        if self._fs is fs:  # of several threads at once each may make one
-            self._fs = self._file_system()
-        return send(self._fs)
 
 
 _ERRORS = {404: FileNotFoundError, 412: FileExistsError}

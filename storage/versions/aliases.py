@@ -75,10 +75,8 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by, "at": at}
     refuse_collected(store, version)
     if log.length() != number or not log.put(number, entry):
-        newest = current(store, name)
-        where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
         raise AliasMovedError(
-            f"alias {name!r} was moved by another writer: it points {where}. Check this, then move it"
+            f"alias {name!r} was moved by another writer: `python -m storage alias history {name}` says where it points"
         )
     refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
     return Move(number, **entry)

@@ -4,6 +4,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,11 @@ _KINDS = {
 }
 """The schema of the Parquet files of each kind of version, and the columns that no two of its rows have in common."""
 SCHEMAS = {kind: schema for kind, (schema, _) in _KINDS.items()}
-_NEW_IN_TRAJECTORIES = {
-    2: {"sequence_starts"},
-    3: {"unplayed_turns"},
-    4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
-    5: {"fault", "answers", "limits", "received", "asked", "paid"},
-    6: {"experts"},
+_SINCE_SCHEMA_1 = {
+    column.name for column in fields(records.Trajectory) if (column.default, column.default_factory) != 2 * (MISSING,)
 }
-_NEW_IN = {"trajectories": _NEW_IN_TRAJECTORIES, "evaluation": _NEW_IN_TRAJECTORIES, "scores": {4: {"reward", "parts"}}}
-"""Columns that files of an older schema lack, by kind and by the schema version that added them."""
+_NEW = {"trajectories": _SINCE_SCHEMA_1, "evaluation": _SINCE_SCHEMA_1, "scores": {"reward", "parts"}}
+"""Columns that files of an older schema may lack, by kind: of trajectories those with a default."""
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
 
 
@@ -49,7 +46,7 @@ def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
         return [f"cannot be read as Parquet: {error}"]
     if written > records.SCHEMA_VERSION:
         return [f"was written with schema_version {written}; this code knows {records.SCHEMA_VERSION}: upgrade"]
-    optional = {name for since, names in _NEW_IN.get(kind, {}).items() if written < since for name in names}
+    optional = _NEW.get(kind, set[str]()) if written < records.SCHEMA_VERSION else set[str]()
     problems = _schema_problems(found, SCHEMAS[kind], optional)
     if row_count != rows:
         problems.append(f"has {row_count} rows, its manifest says {rows}")
@@ -70,7 +67,7 @@ def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) 
     return problems
 
 
-class Rows:
+class RowChecker:
     """A reader that checks all rows of one version, file by file. Only the ids of rows stay in memory."""
 
     def __init__(self, kind: str) -> None:

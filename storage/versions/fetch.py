@@ -149,14 +149,12 @@ def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
 def strays(store: Store, manifest: Manifest) -> list[str]:
     """Return the keys of objects in the data folder of a version that its manifest does not name.
 
-    A remote root is listed for this. Leftovers of killed attempts are in other folders and do not count. `gc` deletes
+    The folder is listed for this. Leftovers of killed attempts are in other folders and do not count. `gc` deletes
     both when they are old.
     """
     folder, named = f"{manifest.version}/{manifest.nonce}", {file.path for file in manifest.files}
-    if store.is_local:
-        inside = (key.removeprefix(f"{folder}/") for key in named)
-        return [f"{folder}/{name}" for name in strays_in(Path(store.path(folder)), inside)]
-    return sorted(item.path for item in store.walk(folder) if item.path not in named)
+    found = (item.path for item in store.walk(folder) if item.path not in named)
+    return sorted(key for key in found if not _IGNORED.fullmatch(key.rpartition("/")[2]))
 
 
 def scratch_of(folder: Path, run: str) -> Path:

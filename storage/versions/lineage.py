@@ -20,10 +20,10 @@ from storage.versions import manifests
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Relative:
     """A version among the ancestors or descendants of another.
 
-    Example: Node(version="runs/demo/scores/000003/1f0c", kind="scores", depth=1, parents=["runs/demo/traj…"], …)
+    Example: Relative(version="runs/demo/scores/000003/1f0c", kind="scores", depth=1, parents=["runs/demo/traj…"], …)
     """
 
     version: str
@@ -36,7 +36,7 @@ class Node:
     problem: str = ""  # why it cannot be read, or how it differs from what its child was made from
 
 
-def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Node]:
+def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Relative]:
     """Return the versions, then their ancestors, nearest first, each once. Damage is reported in the nodes.
 
     Args:
@@ -47,7 +47,7 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     Raises:
         UnavailableError: the store does not answer.
     """
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, Relative] = {}
     digests: dict[str, str] = {}
     named: list[tuple[str, manifests.Parent]] = []  # with the version that names it
     level, depth = list(dict.fromkeys(versions)), 0
@@ -68,14 +68,14 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     return list(nodes.values())
 
 
-def descendants(store: Store, version: str) -> list[Node]:
+def descendants(store: Store, version: str) -> list[Relative]:
     """Return the committed descendants of `version`, without itself, nearest first, each once.
 
     Raises:
         StorageError: the catalog is damaged.
     """
     children = grouped((parent, entry.version) for entry in catalog.read_all(store) for parent in entry.parents)
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, Relative] = {}
     level, depth = [version], 1
     while level:
         entered = dict.fromkeys(child for parent in level for child in children.get(parent, ()) if child not in nodes)
@@ -87,7 +87,7 @@ def descendants(store: Store, version: str) -> list[Node]:
     return list(nodes.values())
 
 
-def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[manifests.Parent]]:
+def _read(store: Store, depth: int, version: str) -> tuple[Relative, str, list[manifests.Parent]]:
     """Read a version; return also the sha256 of its manifest, empty if there is none, and its parents."""
     digest = ""
     try:
@@ -95,8 +95,10 @@ def _read(store: Store, depth: int, version: str) -> tuple[Node, str, list[manif
         digest = hashlib.sha256(data).hexdigest()
         manifest = manifests.parse(store, version, data)
     except (errors.DamagedError, OSError) as error:
-        return Node(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    own = Node(version, manifest.kind, depth, manifest.created_at, manifest.parent_names, manifest.bytes, manifest.rows)
+        return Relative(version, "", depth, None, [], 0, 0, str(error)), digest, []
+    own = Relative(
+        version, manifest.kind, depth, manifest.created_at, manifest.parent_names, manifest.bytes, manifest.rows
+    )
     return own, digest, manifest.parents
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from configs.audit import Audit
 from storage.records import Call, Trajectory
-from storage.versions.contents import _NEW_IN
+from storage.versions.contents import _NEW
 from tasks.audit.database import read_conversations
 from tasks.audit.run import set_numbers
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, say, scored
@@ -140,9 +140,9 @@ def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) ->
     ordered = [row for row in rows for _ in range(2)]  # two rows a shard
     named = [replace(row, trajectory_id=f"{row.trajectory_id}/{n % 2}", sample=n) for n, row in enumerate(ordered)]
     audited.add(named)
-    for version in (1, 2, 3):
-        newer = {name for since, names in _NEW_IN["trajectories"].items() if since > version for name in names}
-        rewrite_shard(audited.store, TRAJECTORIES, without(newer, version), f"part-{version - 1:05}.parquet")
+    for number, had in enumerate([set[str](), {"sequence_starts"}, {"sequence_starts", "unplayed_turns"}]):
+        older = without(_NEW["trajectories"] - had, number + 1)  # as schemas 1, 2 and 3 were
+        rewrite_shard(audited.store, TRAJECTORIES, older, f"part-{number:05}.parquet")
     with audited.evidence(Audit()) as evidence:
         assert not evidence.intake.foreign
         found = evidence.database.all("select trajectory_id, turns, calls, branches from episodes order by 1")

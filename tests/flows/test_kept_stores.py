@@ -16,7 +16,7 @@ from flows.math_mt_ppo import math_mt_ppo
 from flows.retrain import retrain
 from flows.score import score
 from storage import layout
-from storage.logs import catalog
+from storage.logs import catalog, leases
 from storage.logs.nights import Nights
 from storage.maintenance.verify import check_logs, verify
 from storage.versions import aliases, checkpoints, manifests
@@ -28,6 +28,12 @@ from tests.support.chain_helpers import nonces
 from tests.support.kept import KEPT, unpack_kept
 
 NAMES = sorted(path.name.removesuffix(".tar.gz") for path in KEPT.glob("*.tar.gz"))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait 2 seconds for a sign of life of whoever was killed on the machine where a store was made, not 60."""
+    monkeypatch.setattr(leases, "TTL_S", 2.0)
 
 
 class Kept:

@@ -21,7 +21,7 @@ def test_a_move_names_the_move_it_replaces(any_store: Store) -> None:
     assert aliases.current(any_store, "champion") is None
     aliases.move(any_store, "champion", first, None)
     aliases.move(any_store, "champion", second, 0, reason="better", by="ada")
-    with pytest.raises(AliasMovedError, match=f"points at {second} by move 1 of ada"):
+    with pytest.raises(AliasMovedError, match="was moved by another writer: .* alias history champion"):
         aliases.move(any_store, "champion", first, 0)
     with pytest.raises(AliasMovedError):
         aliases.move(any_store, "champion", first, None)

@@ -132,11 +132,3 @@ def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within 1 s.*are safe"):
                 call()
             assert time.monotonic() - started < 60  # the defaults of botocore: 60 s, five times
-
-
-def test_a_missing_bucket(bucket: str) -> None:
-    """It does not count as an empty store."""
-    store = Store(f"s3://{bucket}-x/root")
-    for call in (lambda: store.read("a"), lambda: store.write("a", b""), lambda: list(store.walk())):
-        with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
-            call()

@@ -177,13 +177,15 @@ def test_damage_is_named_and_hides_no_other_version(filled: Store, damage: str) 
         assert len(data(filled.root, "ls")) == 4
 
 
-def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
-    """A damaged alias is reported, and the undamaged one is still listed."""
+def test_alias_names_damage(filled: Store) -> None:
+    """The error names the damaged entry and what sets the alias again."""
     aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
     number = Log(filled, layout.alias("champion")).append({"version": 7})
     printed = call(filled.root, "alias", status=1)
     assert f"aliases/champion/{number:08d}.json" in printed
-    assert "r/latest " in printed
+    assert "alias set champion VERSION" in printed
+    call(filled.root, "alias", "set", "champion", "r/latest")
+    assert set(data(filled.root, "alias")) == {"champion", "r/latest"}
     assert "there are: champion, r/latest" in call(filled.root, "alias", "history", "nobody", status=1)
 
 

@@ -17,12 +17,10 @@ from storage.logs.leases import Lease
 from storage.maintenance.copying import copy_run
 from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
-from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
-from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
-from tests.support.chain_helpers import ROWS, commit_rows
+from tests.support.chain_helpers import ROWS, commit_rows, commit_text
 from tests.support.kept import unpack_kept
 from tests.support.programs import call_program
 
@@ -103,32 +101,26 @@ def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None
     assert champion.version == FIRST
 
 
-def test_sets_that_only_a_setting_names_come_along(source: Store, tmp_path: Path) -> None:
-    """A run that was not evaluated yet needs its held-out set, too."""
+def test_what_a_run_names_comes_along(source: Store, tmp_path: Path) -> None:
+    """A run that was not evaluated yet needs its held-out set, too, and one that is taught its teacher.
+
+    A fit needs its data and their scores, which are no ancestors of anything yet, and the run that holds an imported
+    data set's tokenizer.
+    """
     for version in versions_of(source, "killed"):
         if "evaluations" in version:
             source.delete(layout.manifest(version))
-    copied = copy_run(source, Store(str(tmp_path / "target")), "killed")
-    assert HELD_OUT in [manifest.version for manifest in copied]
-
-
-def test_a_fit_that_has_just_begun_brings_its_data_and_their_scores(source: Store, tmp_path: Path) -> None:
-    """Scores are no ancestors of the data sets that it names, nor is the run that holds an imported one's tokenizer."""
     played, imported = layout.trajectories(RUN, 0), layout.trajectories("imported", 0)
     commit_rows(source, imported, "trajectories", ROWS, [TRAINED_ON])
-    for run, config in (("imported", {}), ("fitted", {"fit": {"data": [played, imported]}})):
-        with Draft(source, layout.run(run), "run") as draft:
-            draft.commit(Provenance(config=config), [])
-    copied = {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "fitted")}
+    commit_text(source, layout.run("imported"))
+    commit_text(source, layout.run("fitted"), config={"fit": {"data": [played, imported]}})
+    commit_text(source, layout.run("taught"), config={"models": {"teacher": {"checkpoint": f"{RUN}@1"}}})
     (scores,) = scores_of(catalog.read_all(source))[played]
-    assert {played, scores, imported, layout.run("imported")} <= copied
-
-
-def test_a_teacher_comes_along(source: Store, tmp_path: Path) -> None:
-    """A run needs the checkpoint that teaches it, of which no version of it is made."""
-    with Draft(source, layout.run("taught"), "run") as draft:
-        draft.commit(Provenance(config={"models": {"teacher": {"checkpoint": f"{RUN}@1"}}}), [])
-    assert SECOND in {manifest.version for manifest in copy_run(source, Store(str(tmp_path / "target")), "taught")}
+    of_fit = {played, scores, imported, layout.run("imported")}
+    needed: dict[str, set[str]] = {"killed": {HELD_OUT}, "fitted": of_fit, "taught": {SECOND}}
+    for run, versions in needed.items():
+        copied = copy_run(source, Store(str(tmp_path / run)), run)
+        assert versions <= {manifest.version for manifest in copied}
 
 
 def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None:
@@ -149,16 +141,6 @@ def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None
     copy_run(source, target, RUN)
     assert target.exists(REPORT)
     assert not [item for item in target.walk() if b"root:$y$j9T" in target.read(item.path)]
-
-
-def test_collected_data_are_not_needed(source: Store, tmp_path: Path) -> None:
-    """What gc has deleted is known as deleted at the other root, too."""
-    target = Store(str(tmp_path / "target"))
-    source.write(layout.tombstone(FIRST), seal({"version": FIRST}))
-    for file in manifests.read(source, FIRST).files:
-        source.delete(file.path)
-    report = verify(target, [manifest.version for manifest in copy_run(source, target, RUN)])
-    assert (report.findings, report.collected) == ([], 1)
 
 
 def test_an_object_that_arrives_damaged_is_not_committed(

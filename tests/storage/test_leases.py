@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -187,24 +186,6 @@ def test_a_lost_race_stops_the_flow(store: Store) -> None:
             pytest.raises(StorageError, match="committed by another writer"),
         ):
             draft.commit(provenance, [])
-
-
-def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
-    """Six writers try at once. No two of them hold the lease at the same time, and each gets its own token."""
-    inside, tokens, overlaps = [], [], []
-
-    def take(_: int) -> None:
-        with Lease(Store(any_store.root), "r", ttl_s=30, when_held="wait") as lease:
-            inside.append(lease.token)
-            overlaps.append(len(inside))
-            time.sleep(0.05)
-            inside.remove(lease.token)
-            tokens.append(lease.token)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(take, range(6)))
-    assert sorted(tokens) == list(range(6))
-    assert set(overlaps) == {1}
 
 
 def test_the_identity_of_a_process(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 
 from configs.storage import Storage
 from storage import layout
-from storage.errors import StorageError
+from storage.errors import StorageError, UnavailableError
 from storage.objects.store import Store
 from storage.records import (
     CASE_SCHEMA,
@@ -273,3 +274,16 @@ def test_schema_types_are_stable() -> None:
     )
     assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
     assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
+
+
+@pytest.mark.parametrize("code", ["RequestExpired", "InvalidToken", "TokenRefreshRequired", "ExpiredToken"])
+def test_every_word_for_expired_keys_is_told_alike(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the object, what S3 said and the remedy."""
+
+    def refuse(*_: object, **__: object) -> None:
+        answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        raise OSError(22, "None") from ClientError(answer, "PutObject")  # s3fs shortens S3's text
+
+    monkeypatch.setattr("s3fs.S3FileSystem.call_s3", refuse)
+    with pytest.raises(UnavailableError, match=rf"s3://bucket/root/a: [^\[]*\({code}\).*renew them"):  # no [Errno 22]
+        Store("s3://bucket/root", patience_s=1).create("a", b"data")
