@@ -1,6 +1,6 @@
 """The knobs of models beside the policy, which are never trained."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
@@ -31,14 +31,12 @@ class ServedModel(Servers):
     """GPUs of the servers, as CUDA_VISIBLE_DEVICES names them, `replicas` times as many as one has; empty: of its own.
     For a card that others use, too, with `gpu_memory_utilization` in proportion."""
 
-    @property
-    def needs_path(self) -> bool:
-        """False if something else says which model it is."""
-        return True
+    instead: ClassVar[str] = "path"
+    """The knob that may say in place of `path` which model it is."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if self.needs_path and not self.path:
+        if not (self.path or getattr(self, self.instead)):
             raise ValueError("give path: a folder, a hub name or the URI of a checkpoint")
         if self.devices and len(self.devices) != self.replicas * self.ranks:
             raise ValueError(f"devices={self.devices} are not {self.replicas * self.ranks} GPUs, as replicas need")
@@ -54,9 +52,7 @@ class Teacher(ServedModel):
     """`RUN@N`: checkpoint N of a run of this store, which is verified like any other, instead of `path`. Not vLLM but
     the trainer computes with it, as with a reference policy."""
 
-    @property
-    def needs_path(self) -> bool:
-        return self.checkpoint is None
+    instead: ClassVar[str] = "checkpoint"
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -79,9 +75,7 @@ class Judge(ServedModel):
     `request={max_tokens: null, max_completion_tokens: 2000, temperature: null}`. At a `score.args.judge.temperature` of
     0 equal questions are still asked once."""
 
-    @property
-    def needs_path(self) -> bool:
-        return self.name is None
+    instead: ClassVar[str] = "name"
 
     @model_validator(mode="after")
     def _named(self) -> Self:

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import algorithms, evaluate
+from configs import Config, algorithms, evaluate
 from configs.problems import StoredSource
 from flows.run.check import check_new_run, problems_of
 from flows.run.workspace import Workspace
@@ -17,7 +17,7 @@ from flows.stages.problems import FIXED_SETS, TRAIN
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Canary
+from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.chat import differing_token
 from tasks.agents.problem_checks import without_room
 from tasks.inference.location import folder_of
@@ -61,9 +61,14 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
         folder, metrics, parents = Path(scratch) / "model", dict[str, Any](), list[str]([layout.run(workspace.name)])
         canary, state = None, None
         if config.policy.fork:
-            version_of_fork = _committed(workspace, "policy.fork", config.policy.fork)
-            folder, canary, state = _continued(workspace, version_of_fork, Path(scratch))
-            parents.append(version_of_fork)
+            begins_with = _committed(workspace, "policy.fork", config.policy.fork)
+            get_run_logger().info("beginning with %s", begins_with)
+            forked = checkpoints.open_checkpoint(workspace.store, begins_with, workspace.cache, state=True)
+            folder, canary, state = _continued(forked, config, Path(scratch))
+            parents.append(begins_with)
+            if state and (forked.adapter or config.policy.lora):
+                message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
+                get_run_logger().info(message, config.optimizer.warmup_steps)
         else:
             path = policy_place(config)
             get_run_logger().info("importing the policy from %s", path)
@@ -118,27 +123,20 @@ def _check_teacher(workspace: Workspace, policy: Path) -> None:
         raise ValueError(f"models.teacher.{named} cannot teach this policy: {difference}")
 
 
-def _continued(workspace: Workspace, version: PolicyVersion, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
+def _continued(forked: Checkpoint, config: Config, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
     """Return model, canary and train state with which a fork begins; an adapter is merged, so its canary is none's.
 
     Raises:
         ValueError: the checkpoint has no train state; the message names the nearest one that has.
-        StorageError: it cannot be read, or gc has deleted its data.
     """
     from storage.versions.weights import save_merged
     from tasks.train.train_state import adapt
 
-    config = workspace.config
-    get_run_logger().info("beginning with %s", version)
-    forked, state = checkpoints.open_checkpoint(workspace.store, version, workspace.cache, state=True), None
-    if forked.state:
-        state, other_weights = scratch / "state", bool(forked.adapter or config.policy.lora)
-        if other_weights:
-            message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
-            get_run_logger().info(message, config.optimizer.warmup_steps)
+    state = scratch / "state" if forked.state else None
+    if forked.state and state:
         shutil.copytree(forked.state, state)
         before = algorithms.read_algorithm(forked.manifest.settings["algorithm"])
-        adapt(state, before, config.algorithm, other_weights=other_weights)
+        adapt(state, before, config.algorithm, other_weights=bool(forked.adapter or config.policy.lora))
     elif forked.number:  # number 0 of a run that is no fork has none
         every = int(forked.manifest.number("train.state_every"))
         nearest = f"{forked.version.run}@{forked.number // every * every}"

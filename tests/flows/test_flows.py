@@ -50,11 +50,26 @@ def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
     return summary
 
 
-def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
-    """Every stage commits a version, and parents lead from the last checkpoint back to the problems."""
+def test_stages_alone_and_the_main_flow_commit_a_whole_chain(
+    overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The main flow continues from what flows of one stage have made, and makes none of it again.
+
+    Every stage commits a version, and parents lead from the last checkpoint back to the problems.
+    """
+    caplog.set_level(logging.INFO, "prefect.flow_runs")
+    trajectories = rollout("smoke", overrides, iteration=0)
+    assert score("smoke", overrides, iteration=0) == (scores := score("smoke", overrides, iteration=0))
+    assert f"{trajectories} is committed" in caplog.text
+    assert f"{scores} was there already" in caplog.text
+    policy = train("smoke", overrides, iteration=0)
+    assert (trajectories, policy) == (layout.trajectories("smoke", 0), layout.checkpoint("smoke", 1))
+    evaluate("smoke", overrides, policy=policy)
+    before = nonces(tmp_path)
     numbers = run_flow("smoke", overrides)
+    assert before.items() <= nonces(tmp_path).items()
     assert numbers["iterations"] == 2
-    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 2]
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [1, 2]
     assert numbers["training"][1]["trajectories"] == 16
 
     store = Store(f"{tmp_path}/var")
@@ -99,23 +114,6 @@ def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
     after = nonces(tmp_path)
     assert before.items() <= after.items()
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
-
-
-def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The stage flows commit versions from which the main flow continues, and say which were there already."""
-    caplog.set_level(logging.INFO, "prefect.flow_runs")
-    trajectories = rollout("smoke", overrides, iteration=0)
-    assert score("smoke", overrides, iteration=0) == (scores := score("smoke", overrides, iteration=0))
-    assert f"{trajectories} is committed" in caplog.text
-    assert f"{scores} was there already" in caplog.text
-    policy = train("smoke", overrides, iteration=0)
-    evaluate("smoke", overrides, policy=layout.checkpoint("smoke", 1))
-    assert trajectories == layout.trajectories("smoke", 0)
-    assert scores.startswith("runs/smoke/scores/000000/")
-    assert policy == layout.checkpoint("smoke", 1)
-    before = nonces(tmp_path)
-    run_flow("smoke", overrides)
-    assert before.items() <= nonces(tmp_path).items()
 
 
 @pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])

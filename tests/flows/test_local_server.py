@@ -55,7 +55,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) ->
     """Return a copy of the project, whose processes and files are there."""
     project = tmp_path_factory.mktemp("project")
     for name in ("flows", "tasks", "storage", "configs"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, project / name)  # compiled modules, too
     for name in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(ROOT / name, project / name)
     (project / "var/prefect").mkdir(parents=True)

@@ -75,7 +75,7 @@ def environment_of(folder: Path, scratch: Path) -> dict[str, str]:
 
 
 def start(folder: Path, scratch: Path, **environment: str) -> "subprocess.Popen[str]":
-    """Start a flow that runs until `folder`/stop exists, with a temporary server, and wait for the server."""
+    """Start a flow that runs until `folder`/stop exists, with a temporary server, and wait for its first step."""
     job = subprocess.Popen(
         [sys.executable, "-c", JOB, str(folder / "stop")],
         cwd=folder,
@@ -85,48 +85,34 @@ def start(folder: Path, scratch: Path, **environment: str) -> "subprocess.Popen[
         text=True,
     )
     assert job.stdout is not None
-    assert job.stdout.readline(), job.communicate()[1]
+    assert [job.stdout.readline() for _ in range(2)][1] == "step 0\n", job.communicate()[1]
     return job
-
-
-def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
-    assert job.stdout is not None
-    seen = [job.stdout.readline() for _ in range(count)]
-    assert all(line.startswith("step") for line in seen), seen
 
 
 def server_of(job: "subprocess.Popen[str]") -> psutil.Process:
     return next(child for child in psutil.Process(job.pid).children() if "prefect_server.py" in str(child.cmdline()))
 
 
-def test_a_flow_has_a_server_that_asks_no_proxy_and_ends_with_it(folder: Path, scratch: Path) -> None:
-    """At the end no process and no file is left."""
-    http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
-    silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
-    job = start(folder, scratch, **silent, no_proxy="", NO_PROXY="")
-    await_steps(job, 3)
-    server = server_of(job)
-    (folder / "stop").touch()
-    out, err = job.communicate(timeout=300)
-    assert job.returncode == 0, err
-    assert out.endswith("done\n")
-    wait_gone([server])
+def test_a_flow_and_its_server_end_together(folder: Path, scratch: Path) -> None:
+    """A flow whose server dies says why in one sentence, and waits neither for Prefect's retries nor its shutdown.
 
-
-@pytest.mark.long
-def test_a_server_that_dies_ends_the_command(folder: Path, scratch: Path) -> None:
-    """It says why in one sentence, waits neither for Prefect's retries nor for its shutdown, and can begin again."""
+    The same command can begin again. It asks no proxy; at its end no process and no file is left.
+    """
     job = start(folder, scratch)
-    await_steps(job, 3)
     server_of(job).kill()
     killed = time.monotonic()
     _, err = job.communicate(timeout=300)
     assert time.monotonic() - killed < 15
     assert job.returncode == 1
     assert re.search(r"^error: the temporary Prefect server has died, see .*; the same command continues$", err, re.M)
-    again = start(folder, scratch)
+    http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
+    silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
+    again = start(folder, scratch, **silent, no_proxy="", NO_PROXY="")
+    server = server_of(again)
     (folder / "stop").touch()
-    assert again.communicate(timeout=300)[0].endswith("done\n")
+    out, err = again.communicate(timeout=300)
+    assert out.endswith("done\n"), err
+    wait_gone([server])
 
 
 def test_a_machine_that_does_not_reach_itself_is_reported_at_once(tmp_path: Path, scratch: Path) -> None:

@@ -42,7 +42,7 @@ def project(tmp_path: Path, overrides: list[str], policy_folder: Path) -> Path:
     """The project with its prefect.yaml, where only schedule and parameters of `retrain` are changed."""
     project = tmp_path / "project"
     for name in ("flows", "tasks", "storage", "configs"):
-        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, project / name)  # compiled modules, too
     shutil.copy(ROOT / "pyproject.toml", project)
     settings: dict[str, Any] = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     (deployment,) = [entry for entry in settings["deployments"] if entry["name"] == DEPLOYMENT]

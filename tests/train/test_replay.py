@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flows.stages.warm_start import _state
+from flows.stages.warm_start import _continued
 from storage import layout
 from storage.__main__ import main
 from storage.logs import catalog
@@ -270,7 +270,7 @@ def test_a_fork_begins_where_there_is_a_train_state(run: TrainingRun, tmp_path: 
     with pytest.raises(
         ValueError, match=r"policy\.fork=smoke@4 has no train state \(train\.state_every=3\): use smoke@3"
     ):
-        _state(forked, config, tmp_path / "state")
+        _continued(forked, config, tmp_path)
 
 
 def test_gc_keeps_what_the_state_is_made_from(copied: TrainingRun) -> None:
