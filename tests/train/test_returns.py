@@ -65,13 +65,6 @@ def test_overlong_penalty_by_hand() -> None:
     assert shaped == pytest.approx([1.0, 0.5, 1.0, 0.5, 0.0, 0.0])
 
 
-def test_returns_by_hand() -> None:
-    """A turn earns its own reward and, discounted, later rewards; it earns no earlier ones."""
-    assert turn_returns([-1.0, -1.0, 1.0], 0.5) == [-1.25, -0.5, 1.0]
-    assert turn_returns([-1.0, 1.0], 0.0) == [-1.0, 1.0]
-    assert turn_returns([], 1.0) == []
-
-
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 100)), min_size=1, max_size=6),
     st.integers(1, 6),

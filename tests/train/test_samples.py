@@ -1,6 +1,5 @@
 """Training samples: which trajectories enter training, which are refused, and the metrics of both."""
 
-import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -141,29 +140,6 @@ def test_an_answer_that_meets_a_limit_is_the_policys_doing() -> None:
         assert slow.rewards.tolist() == [expected]
 
 
-@pytest.mark.parametrize(("reason", "gains"), [(SLOW, False), ("answer '((': RecursionError", True)])
-def test_a_policy_does_not_learn_to_stop_the_grader(reason: str, gains: bool) -> None:
-    """One that is right, wrong, or stops math-verify, in steps along the expected gradient of groups of three.
-
-    What stops it without a limit is left out, so it is worth more than a wrong answer: an alarm tells.
-    """
-    answers: list[VerdictName] = ["correct", "wrong", "error"]
-    groups = list(itertools.product(range(3), repeat=3))
-    earned = [
-        advantages(*graded(*(answers[each] for each in said), reason=reason), Reward(), "math-verify")
-        for said in groups
-    ]
-    logits = np.array([-1.0, 0.5, 0.5])
-    for _ in range(20):
-        share, step = np.exp(logits) / np.exp(logits).sum(), np.zeros(3)
-        for said, of_it in zip(groups, earned, strict=True):
-            gradients = [value * (np.eye(3)[said[int(name[1:])]] - share) for name, value in of_it.items()]
-            step += share[list(said)].prod() * np.sum([np.zeros(3), *gradients], axis=0)
-        logits += step
-    assert (logits[2] > logits[1] + 0.1) == gains
-    assert logits[0] > logits[2]
-
-
 ROWS = [
     make_trajectory("a", [[10, 11]], problem="p", version=5),
     make_trajectory("b", [[10], [11]], problem="p", version=3),
@@ -235,16 +211,6 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: LossOut
 
 
 step = partial(Step, tokens=2, computed_tokens=1, padded_tokens=4)
-
-
-def test_rewards_that_reach_a_limit_are_counted() -> None:
-    rows = [make_trajectory(name, [[10]]) for name in "abcd"]
-    of_rows = zip("abcd", (1, 5, 9, -7), strict=True)
-    scores = [replace(make_scores(name, 1)[0], reward=reward) for name, reward in of_rows]
-    for most, share in ((5.0, 0.75), (None, None)):
-        reward = Reward(shape="raw", max_clip=most)
-        metrics = sample_metrics(build_samples(rows, scores, reward), None, most)
-        assert metrics.get("reward/clipped_share") == share
 
 
 def test_step_metrics_by_hand() -> None:
