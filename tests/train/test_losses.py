@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from configs.algorithm_parts import KLEstimator
 from configs.algorithms import PPO
 from configs.train import Train
-from tasks.train.components import LossOutputs, behaviour_weights, kl_estimate, policy_loss, value_loss
+from tasks.train.components import LossInputs, LossOutputs, behaviour_weights, critic_loss, kl_estimate, policy_loss
 from tasks.train.policy import OneDNNLinear, load_policy, use_onednn
 from tasks.train.train_state import adapt_kl_coefficient
 from tests.experiments.limits import CASES, DRAWS, errors
@@ -113,8 +113,9 @@ def test_the_default_limits_protect_from_faulty_and_stale_logprobs() -> None:
 )
 def test_value_loss_by_hand(value: float, old: float, expected: float, gradient: float, clipped: bool) -> None:
     """Half the larger of both squared errors, at a return of 1 and a clip of 0.2."""
-    values = tensor(value).requires_grad_()
-    out = value_loss(values, tensor(old), tensor(1.0), 0.2)
+    values, zero = tensor(value).requires_grad_(), tensor(0.0)
+    given = LossInputs(zero, zero, zero, zero, zero, zero.long(), None, values, tensor(old), tensor(1.0))
+    out = critic_loss(given, 0.2)
     (slope,) = torch.autograd.grad(out.loss.sum(), values)
     assert (out.loss.item(), slope.item()) == pytest.approx((expected, gradient))
     assert bool(out.metrics["value_clipped"]) is clipped
