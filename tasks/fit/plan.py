@@ -106,7 +106,7 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     differs only in time limits or in versions of libraries.
 
     Raises:
-        ValueError: all scores are by other scorers; the message says how the last one differs.
+        ValueError: all scores are by other scorers; the message says how they differ.
     """
     present = layout.scores(data_set.run, data_set.iteration, fingerprint)
     if present in data_set.scores:
@@ -114,10 +114,11 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     differing = {version: _differences(manifests.read(store, version), config) for version in data_set.scores}
     if alike := [version for version, lines in differing.items() if not lines]:
         return alike[-1]
+    most_alike = min(differing.values(), key=lambda lines: lines[0].startswith("score.type"))
     raise ValueError(
-        f"{data_set.version} was scored by another scorer than this configuration's: "
-        f"{', '.join(differing[data_set.scores[-1]])}. Set that, score it again by `python -m flows.score` with the "
-        "section `score` of this configuration, or name its scores in fit.scores"
+        f"{data_set.version} was scored by another scorer than this configuration's: {', '.join(most_alike)}. Set "
+        "that, score it again by `python -m flows.score` with the section `score` of this configuration, or name its "
+        "scores in fit.scores"
     )
 
 
