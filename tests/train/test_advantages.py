@@ -139,23 +139,6 @@ def test_division_by_the_standard_deviation() -> None:
     assert advantages_of(agreeing, scale_by_std=True) == [[0.0]] * 3
 
 
-def test_leave_one_out_by_hand() -> None:
-    """Each return is compared with the mean of the others: 1 - (0 - 2) / 2, 0 - (1 - 2) / 2, -2 - (1 + 0) / 2.
-
-    A group of one has advantage 0.
-    """
-    advantages = advantages_of(samples_of({**ROWS, "f": ("r", [1])}), leave_one_out=True)
-    assert [row[0] for row in advantages] == pytest.approx([2.0, 0.5, -2.5, 0.0, 0.0, 0.0])
-
-
-def test_penalties_of_tokens_count_in_the_returns_of_a_group() -> None:
-    """A KL penalty of 0.5 on one token of a's only turn makes its return 0.5 instead of 1."""
-    samples = samples_of({"a": ("p", [1]), "b": ("p", [0])}, length=2)
-    observed = [Observed(np.array([0.0, -0.5])), Observed(np.zeros(2))]
-    advantages = estimate(samples, observed, Advantage(normalisation="none")).advantages
-    assert [row.tolist() for row in advantages] == [[0.75, 0.75], [-0.75, -0.75]]
-
-
 @pytest.mark.parametrize(
     "knobs", [{"scale_by_std": True}, {"normalisation": "group"}, {"normalisation": "batch"}], ids=str
 )

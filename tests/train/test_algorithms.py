@@ -414,22 +414,6 @@ def assigned(name: str, samples: Sequence[Sample], **knobs: Any) -> Assignment:
     return algorithm(name, **knobs).assign(samples, observed)
 
 
-@pytest.mark.parametrize(
-    ("name", "successes", "expected"),
-    [
-        ("grpo", [0, 0, 1, 1], [-1, -1, 1, 1]), ("grpo", [0, 0, 0, 1], [-0.577, -0.577, -0.577, 1.732]),
-        ("dr_grpo", [0, 0, 0, 1], [-0.5, -0.5, -0.5, 1.5]), ("dr_grpo", [1, 1, 1, 1], [0, 0, 0, 0]),
-        ("rloo", [0, 1, 1], [-2, 1, 1]), ("reinforce_pp", [0, 1, 1], [-1.414, 0.707, 0.707]),
-        ("max_rl", [0, 0, 0, 1], [-1, -1, -1, 3]), ("max_rl", [0, 1, 1, 1], [-1, 1 / 3, 1 / 3, 1 / 3]),
-        ("max_rl", [0, 0, 0, 0], [0, 0, 0, 0]),
-    ],
-)  # fmt: skip
-def test_advantages_by_hand(name: str, successes: Sequence[float], expected: Sequence[float]) -> None:
-    """The examples of the algorithms' pages: one group, one turn and one token each."""
-    found = assigned(name, group(*[[value] for value in successes]))
-    assert np.concatenate(found.advantages) == pytest.approx(expected, abs=1e-3)
-
-
 def test_rft_learns_right_turns_and_the_calls_before_them() -> None:
     """Weights of wrong, call, right are 0, 1, 1; of right, wrong 1, 0; equal completions count once."""
     chain, other = group([0, 0, 1], [1, 0])

@@ -64,15 +64,6 @@ def test_rows_and_scores_that_do_not_fit_are_refused() -> None:
             build_samples(rows, scores, Reward())
 
 
-def test_training_uses_the_reward_and_metrics_the_success() -> None:
-    """A wrong answer may earn something for its format; it is no success."""
-    scores = [replace(score, reward=reward) for score, reward in zip(make_scores("t", 0, 1), (0.25, 3.0), strict=True)]
-    row = make_trajectory("t", [[10], [11]])
-    (shaped,), (raw,) = (build_samples([row], scores, Reward(shape=shape)) for shape in ("success", "raw"))
-    assert (shaped.rewards.tolist(), raw.rewards.tolist()) == ([-0.5, 5.0], [0.25, 3.0])
-    assert shaped.successes.tolist() == raw.successes.tolist() == [0, 1]
-
-
 def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
     """The limit of the overlong penalty is the request's, if one is stored, and else that of the sampling."""
     row = replace(make_trajectory("t", [[10, 11], [12]]), sampling='{"max_new_tokens": 2}')
