@@ -111,15 +111,14 @@ def _scores(store: Store, config: Config, data_set: DataSet, fingerprint: str) -
     present = layout.scores(data_set.run, data_set.iteration, fingerprint)
     if present in data_set.scores:
         return present
-    differing = [_differences(manifests.read(store, version), config) for version in reversed(data_set.scores)]
-    if [] in differing:
-        return data_set.scores[-1 - differing.index([])]
-    most_alike = min(differing, key=lambda lines: lines[0].startswith("score.type"))
-    differences = ", ".join(most_alike)
+    differing = {version: _differences(manifests.read(store, version), config) for version in data_set.scores}
+    if alike := [version for version, lines in differing.items() if not lines]:
+        return alike[-1]
+    most_alike = min(differing.values(), key=lambda lines: lines[0].startswith("score.type"))
     raise ValueError(
-        f"{data_set.version} was scored by another scorer than this configuration's: {differences}. Set that, score "
-        "it again by `python -m flows.score` with the section `score` of this configuration, or name its scores in "
-        "fit.scores"
+        f"{data_set.version} was scored by another scorer than this configuration's: {', '.join(most_alike)}. Set "
+        "that, score it again by `python -m flows.score` with the section `score` of this configuration, or name its "
+        "scores in fit.scores"
     )
 
 

@@ -109,14 +109,6 @@ def reference_kl(inputs: LossInputs, estimator: KLEstimator = "k3") -> LossOutpu
     return LossOutputs(kl_estimate(inputs.logp, inputs.reference, estimator))
 
 
-def critic_loss(inputs: LossInputs, value_eps_clip: float = 0.2) -> LossOutputs:
-    """Compute the clipped squared error of the critic's values (`value_loss`)."""
-    assert inputs.values is not None
-    assert inputs.old_values is not None
-    assert inputs.returns is not None
-    return value_loss(inputs.values, inputs.old_values, inputs.returns, value_eps_clip)
-
-
 _LARGEST = 20.0
 """Largest log of a ratio."""
 
@@ -203,24 +195,16 @@ def sequence_means(values: Float[Tensor, " actions"], sequences: Int[Tensor, " a
     return (sums / counts.clamp(min=1))[sequences]
 
 
-def value_loss(
-    values: Float[Tensor, " actions"],
-    old: Float[Tensor, " actions"],
-    returns: Float[Tensor, " actions"],
-    value_eps_clip: float,
-) -> LossOutputs:
-    """Compute half of the larger squared error of the value and of the clipped value.
+def critic_loss(inputs: LossInputs, value_eps_clip: float = 0.2) -> LossOutputs:
+    """Compute half of the larger squared error of the critic's value and of the clipped value.
 
-    `value_clipped` is true where the clipped value had the larger error.
-
-    `max((V - R)², (old + clip(V - old, ±eps) - R)²) / 2`. Source: PPO's reference implementation (2017).
-
-    Args:
-        values: [A], with gradient.
-        old: [A], values before the update.
-        returns: [A].
-        value_eps_clip: how far a value may move from the old one.
+    `max((V - R)², (old + clip(V - old, ±eps) - R)²) / 2`, with the value before the update as old. `value_clipped` is
+    true where the clipped value had the larger error. Source: PPO's reference implementation (2017).
     """
+    values, old, returns = inputs.values, inputs.old_values, inputs.returns
+    assert values is not None
+    assert old is not None
+    assert returns is not None
     near = old + (values - old).clamp(-value_eps_clip, value_eps_clip)
     error, clipped_error = (values - returns) ** 2, (near - returns) ** 2
     return LossOutputs(torch.maximum(error, clipped_error) / 2, {"value_clipped": (clipped_error > error).detach()})

@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
 from tasks.train.mesh import ALONE, Mesh, deal_out
@@ -83,21 +84,10 @@ def like(parameter: Tensor, read: Callable[[int, int], Tensor]) -> Tensor:
     if not isinstance(parameter, DTensor):
         rows = read(0, parameter.shape[0])
         return rows if parameter.is_meta else rows.to(parameter.device)
-    start, end = _rows(parameter)
-    mesh = parameter.device_mesh
-    rows = read(start, end).to(mesh.device_type)
-    return DTensor.from_local(
-        rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
-
-
-def _rows(parameter: DTensor) -> tuple[int, int]:
-    """Return the first row of this rank's, and the one after its last."""
-    assert parameter.placements[-1] == Shard(0)
-    mesh, count = parameter.device_mesh, parameter.shape[0]
-    step = -(-count // mesh.size(mesh.ndim - 1))
-    start = min(count, step * mesh.get_local_rank(mesh.ndim - 1))
-    return start, min(count, start + step)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    (count, *_), (start, *_) = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    rows = read(min(start, parameter.shape[0]), min(start + count, parameter.shape[0])).to(mesh.device_type)
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
 
 
 def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:

@@ -12,7 +12,6 @@ from configs.algorithm_parts import Advantage
 from configs.score import Reward
 from tasks.train.advantages import Estimated, Observed, estimate, normalise
 from tasks.train.samples import Floats, Sample, build_samples
-from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
 
 Rows = dict[str, tuple[str, list[float]]]
@@ -66,23 +65,6 @@ def test_all_turns_of_a_rare_strategy_learn(sign: int, baseline: str) -> None:
     assert without[7] == pytest.approx([1.75 * sign * value for value in rare])
     scaled = advantages_of(samples, baseline=baseline, scale_by_std=True)
     assert scaled[7] == pytest.approx([7**0.5 * sign * value for value in rare], rel=1e-5)
-
-
-def test_a_policy_learns_a_rare_strategy() -> None:
-    """A policy that calls a tool in one turn of ten learns to call it three times, as it does not with `turn`."""
-    tool = toys()[0]
-    turn, mixed = (np.mean([learn(tool, baseline, 8, seed) for seed in range(2)]) for baseline in ("turn", "mixed"))
-    assert mixed > turn + 0.05
-
-
-def test_turns_that_many_reached_are_compared_with_each_other() -> None:
-    """`mixed` is `turn` if more than three episodes reached a turn, and `episode` if fewer did."""
-    for second, like in ((4, "turn"), (3, "episode")):
-        rows: Rows = {f"a{n}": ("p", [0, n % 2]) for n in range(second)}
-        samples = samples_of({**rows, "b": ("p", [1]), "c": ("p", [1])})
-        mixed, others = advantages_of(samples, baseline="mixed"), advantages_of(samples, baseline=like)
-        assert mixed == others
-        assert mixed != advantages_of(samples, baseline="turn" if like == "episode" else "episode")
 
 
 def test_an_episode_that_ended_counts_with_its_last_return() -> None:
@@ -155,23 +137,6 @@ def test_division_by_the_standard_deviation() -> None:
     assert scaled[3] == [0.0]
     agreeing = samples_of({name: ("p", [1]) for name in "abc"}, scaling=0.1)
     assert advantages_of(agreeing, scale_by_std=True) == [[0.0]] * 3
-
-
-def test_leave_one_out_by_hand() -> None:
-    """Each return is compared with the mean of the others: 1 - (0 - 2) / 2, 0 - (1 - 2) / 2, -2 - (1 + 0) / 2.
-
-    A group of one has advantage 0.
-    """
-    advantages = advantages_of(samples_of({**ROWS, "f": ("r", [1])}), leave_one_out=True)
-    assert [row[0] for row in advantages] == pytest.approx([2.0, 0.5, -2.5, 0.0, 0.0, 0.0])
-
-
-def test_penalties_of_tokens_count_in_the_returns_of_a_group() -> None:
-    """A KL penalty of 0.5 on one token of a's only turn makes its return 0.5 instead of 1."""
-    samples = samples_of({"a": ("p", [1]), "b": ("p", [0])}, length=2)
-    observed = [Observed(np.array([0.0, -0.5])), Observed(np.zeros(2))]
-    advantages = estimate(samples, observed, Advantage(normalisation="none")).advantages
-    assert [row.tolist() for row in advantages] == [[0.75, 0.75], [-0.75, -0.75]]
 
 
 @pytest.mark.parametrize(

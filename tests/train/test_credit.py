@@ -47,25 +47,6 @@ def test_returns_of_ten_trees_by_hand(name: str) -> None:
     assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == RETURNS[name]
 
 
-def test_the_better_one_of_two_second_candidates_gains() -> None:
-    """A bold second candidate is chosen, and 11 of 16 episodes are right; a modest one is not, and 10 of 11 are.
-
-    Counted in the stored order, a candidate is only paid when it is chosen, so boldness was learned.
-    """
-    samples, bold = list[Sample](), list[bool]()
-    for number in range(27):
-        chosen, right = (1, number < 11) if number < 16 else (0, number < 26)
-        rewards: list[float | None] = [None, None]
-        rewards[chosen] = 1 if right else -1
-        paid = [2 * (place == chosen) for place in range(2)]
-        tree = Tree(follows=[-1, -1], rewards=rewards, asked=[0, 0], received=[0, 1], paid=paid)
-        samples.append(sample_of(tree, f"{number:02}"))
-        bold.append(chosen == 1)
-    second = np.array([turns[1] for turns in advantages_of(samples)])
-    gain = second[bold].mean() - second[~np.array(bold)].mean()
-    assert gain == pytest.approx(6 / 16 - 9 / 11)
-
-
 def test_baselines_are_those_of_the_order_of_answers() -> None:
     """The candidate that the agent got first is compared with the other episode's first, wherever it is stored."""
     goes_on, candidates = TREES["candidate that goes on"], TREES["candidates"]
@@ -94,17 +75,6 @@ def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
     none = [replace(score, verdict="none") for score in make_scores("t", 0, 0)]
     (sample,) = build_samples([lost], none, Reward())
     assert sample.returns.tolist() == [-1, -1]
-
-
-@pytest.mark.parametrize("received", [[0, 1, 2], [1, 2, 0], [2, 0, 1], [-1, 0, 1]])
-def test_the_length_of_a_candidate_costs_no_other(received: list[int]) -> None:
-    """The first of three candidates is too long, the second one right; nobody needs to wait for the first."""
-    row = replace(make_trajectory("t", [[10] * 8, [11] * 2, [12] * 2]), sampling='{"max_new_tokens": 8}')
-    row = replace(row, received=received, asked=[0, 0, 0], paid=[0, max(received) + 1, 0])
-    long, right, other = make_scores("t", 0, 1, 0)
-    scores = [replace(long, verdict="none"), right, replace(other, verdict="none")]
-    (sample,) = build_samples([row], scores, Reward(shape="raw", overlong_tokens=4))
-    assert sample.returns.tolist() == [0, 1, 1]
 
 
 def test_a_lost_answer_does_not_stand_for_the_one_that_was_got() -> None:

@@ -160,11 +160,10 @@ def answers(count: int, chance: float, wrong: float, right: float) -> Play:
         (answers(1, 0.1, 0.0, 1.0), VERDICTS, "ppo"),
         (answers(8, 0.05, -0.1, 1.0), STEPS, "ppo"),
         (answers(3, 0.1, 0.0, 1.0), VERDICTS, "dpo"),
-        (answers(1, 0.1, 0.0, 1.0), VERDICTS, "dpo"),
         (answers(3, 0.1, 0.0, 1.0), VERDICTS, "kto"),
         (answers(3, 0.1, -1.0, 1.0), GRADED, "reinforce_pp"),
     ],
-    ids=["three", "one", "steps", "pairs", "pairs of one", "thumbs", "grades"],
+    ids=["three", "one", "steps", "pairs", "thumbs", "grades"],
 )
 def test_giving_up_pays_nothing(play: Play, scoring: Scoring, algorithm: str, discount: float) -> None:
     """Nobody knows how many answers are left, and most are wrong: a policy that may give up tries on all the same."""

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import softmax
 from transformers import PreTrainedModel
 
 from configs.score import Reward
 from configs.train import Train
 from storage.records import Trajectory, pack_experts
 from tasks.train.batches import Batching
-from tasks.train.experts import chosen_weights, give_experts, read_rows, replay_routing
+from tasks.train.experts import give_experts, read_rows, replay_routing
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import StoredTokens, recompute, set_up
 from tasks.train.samples import Sample, build_samples
@@ -68,20 +67,6 @@ def test_tokens_go_to_the_given_experts_and_routers_choose_where_none_are_known(
     assert (replayed[2] >= 0).all()
     give_experts(model, None)
     assert torch.equal(choices(model, tokens), own)
-
-
-def test_weights_are_the_routers_own_and_their_gradients_reach_it() -> None:
-    """Normalised weights are the softmax over the chosen experts alone; others only divide by the sum over all."""
-    logits = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
-    chosen = torch.tensor([[3, 1]]).expand(7, 2)
-    expected = softmax(logits.gather(-1, chosen), -1)
-    weights = chosen_weights(logits, chosen, normalised=True)
-    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
-    mine, theirs = (torch.autograd.grad(each[:, 0].sum(), logits, retain_graph=True)[0] for each in (weights, expected))
-    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
-    assert mine[:, [1, 3]].abs().min() > 0
-    whole = chosen_weights(logits, chosen, normalised=False)
-    torch.testing.assert_close(whole.double(), softmax(logits, -1)[:, [3, 1]], rtol=1e-5, atol=1e-6)
 
 
 def test_the_drift_is_rounding_alone_when_routing_is_forced_alike() -> None:

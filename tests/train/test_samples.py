@@ -1,6 +1,5 @@
 """Training samples: which trajectories enter training, which are refused, and the metrics of both."""
 
-import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -63,15 +62,6 @@ def test_rows_and_scores_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build_samples(rows, scores, Reward())
-
-
-def test_training_uses_the_reward_and_metrics_the_success() -> None:
-    """A wrong answer may earn something for its format; it is no success."""
-    scores = [replace(score, reward=reward) for score, reward in zip(make_scores("t", 0, 1), (0.25, 3.0), strict=True)]
-    row = make_trajectory("t", [[10], [11]])
-    (shaped,), (raw,) = (build_samples([row], scores, Reward(shape=shape)) for shape in ("success", "raw"))
-    assert (shaped.rewards.tolist(), raw.rewards.tolist()) == ([-0.5, 5.0], [0.25, 3.0])
-    assert shaped.successes.tolist() == raw.successes.tolist() == [0, 1]
 
 
 def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
@@ -139,29 +129,6 @@ def test_an_answer_that_meets_a_limit_is_the_policys_doing() -> None:
     for scorer, expected in (("my.module:score", -1), ("math-verify", -1), ("environment", 0)):
         slow, _ = build_samples(rows, scores, Reward(), scorers=Scoring(type=scorer))
         assert slow.rewards.tolist() == [expected]
-
-
-@pytest.mark.parametrize(("reason", "gains"), [(SLOW, False), ("answer '((': RecursionError", True)])
-def test_a_policy_does_not_learn_to_stop_the_grader(reason: str, gains: bool) -> None:
-    """One that is right, wrong, or stops math-verify, in steps along the expected gradient of groups of three.
-
-    What stops it without a limit is left out, so it is worth more than a wrong answer: an alarm tells.
-    """
-    answers: list[VerdictName] = ["correct", "wrong", "error"]
-    groups = list(itertools.product(range(3), repeat=3))
-    earned = [
-        advantages(*graded(*(answers[each] for each in said), reason=reason), Reward(), "math-verify")
-        for said in groups
-    ]
-    logits = np.array([-1.0, 0.5, 0.5])
-    for _ in range(20):
-        share, step = np.exp(logits) / np.exp(logits).sum(), np.zeros(3)
-        for said, of_it in zip(groups, earned, strict=True):
-            gradients = [value * (np.eye(3)[said[int(name[1:])]] - share) for name, value in of_it.items()]
-            step += share[list(said)].prod() * np.sum([np.zeros(3), *gradients], axis=0)
-        logits += step
-    assert (logits[2] > logits[1] + 0.1) == gains
-    assert logits[0] > logits[2]
 
 
 ROWS = [
@@ -235,16 +202,6 @@ def outcome(name: str, ratio: float, weight: float | None = None, value: LossOut
 
 
 step = partial(Step, tokens=2, computed_tokens=1, padded_tokens=4)
-
-
-def test_rewards_that_reach_a_limit_are_counted() -> None:
-    rows = [make_trajectory(name, [[10]]) for name in "abcd"]
-    of_rows = zip("abcd", (1, 5, 9, -7), strict=True)
-    scores = [replace(make_scores(name, 1)[0], reward=reward) for name, reward in of_rows]
-    for most, share in ((5.0, 0.75), (None, None)):
-        reward = Reward(shape="raw", max_clip=most)
-        metrics = sample_metrics(build_samples(rows, scores, reward), None, most)
-        assert metrics.get("reward/clipped_share") == share
 
 
 def test_step_metrics_by_hand() -> None:

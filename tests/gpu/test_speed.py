@@ -1,18 +1,24 @@
 """The training pass of large models, which are random, on a GPU: tokens/s, MFU and peak memory."""
 
-import gc
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from configs.train import Optimizer
-from tests.gpu.checks import Check, Numbers, Setting, attempt
+from tasks.train.algorithms import make_algorithm
+from tasks.train.mesh import ALONE
+from tasks.train.optimizer import make_adamw
+from tasks.train.policy import set_up
+from tasks.train.train_state import TrainState
+from tasks.train.trainer import Trainer
+from tests.gpu.conftest import DEVICE, GPU, LIMIT_S, Measured
 from tests.support.train_helpers import make_config, random_rows
-
-if TYPE_CHECKING:
-    from tasks.train.trainer import Trainer
 
 WARM_UP, ROUNDS = 1, 2
 OPTIMIZER = Optimizer(lr=1e-6, eps=1e-8)
@@ -54,61 +60,41 @@ SHAPES = (
 
 
 TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, train={"threads": 1})
-SETTINGS: dict[str, dict[str, Any]] = {
-    "checkpointing": {"gradient_checkpointing": True},
-    "no checkpointing": {"gradient_checkpointing": False},
-}
-"""What is timed; all with bfloat16 autocast."""
 
 
-def _speed(setting: Setting, *, shape: Shape) -> Iterator[Check]:
-    """Time updates of a shape with each of `SETTINGS` that fits, and profile one of the smallest shape."""
-    import torch
-
-    timed, trainer = TINY if setting.rehearsal else shape, None
-    for name, train in SETTINGS.items():
-        title = f"training pass, {shape.name}, {name}"
-        chosen = replace(timed, train={"autocast": "bfloat16", "micro_batch_tokens": TOKENS, **train})
-        trainer = None  # before the next one is made
-        gc.collect()
-        if not setting.rehearsal:
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        trainer = make_random_trainer(chosen, setting.device)
-        yield attempt(title, partial(_timed, title, chosen, trainer, setting))
-    if trainer is not None and shape is SHAPES[0]:
-        yield _profile(chosen, trainer, setting)
-
-
-def _timed(title: str, shape: Shape, trainer: "Trainer", setting: Setting) -> Check:
-    import torch
-
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no checkpointing"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_training_pass(shape: Shape, checkpointing: bool, measured: Measured) -> None:
+    """Time updates with bfloat16 autocast, and profile one of the smallest shape."""
+    half = {"autocast": "bfloat16", "micro_batch_tokens": TOKENS, "gradient_checkpointing": checkpointing}
+    chosen = replace(shape if GPU else TINY, train=half)
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
     try:
-        runs = timed_updates(shape, trainer)
+        trainer = make_random_trainer(chosen, DEVICE)
+        runs = timed_updates(chosen, trainer)
     except torch.OutOfMemoryError as error:
-        return Check(title, "skipped", said=f"does not fit: {error}")
-    numbers: Numbers = {
-        "tokens/s": median(run.tokens / run.seconds for run in runs),
-        "tokens/s of the whole update": median(run.tokens / run.whole for run in runs),
-    }
-    if setting.rehearsal:
-        return Check(title, "pass", numbers, "tiny; MFU and peak memory need CUDA")
-    if tflops := peak_tflops(torch.cuda.get_device_name()):
-        numbers["MFU"] = median(mfu(run.flops, run.seconds, tflops) for run in runs)
-    numbers["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
-    return Check(title, "pass", numbers, "" if tflops else "MFU unknown: no peak for this device")
+        pytest.skip(f"does not fit: {error}")
+    numbers = {"tokens/s": median(run.tokens / run.seconds for run in runs)}
+    numbers["tokens/s of the whole update"] = median(run.tokens / run.whole for run in runs)
+    if GPU:
+        tflops = next((peak for part, peak in PEAK_TFLOPS.items() if part in torch.cuda.get_device_name()), math.nan)
+        numbers["MFU"] = median(run.flops / run.seconds / (tflops * 1e12) for run in runs)
+        numbers["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    measured(numbers)
+    if shape is SHAPES[0]:
+        measured(_profile(chosen, trainer))
 
 
-def _profile(shape: Shape, trainer: "Trainer", setting: Setting) -> Check:
-    """Return the kernels that take the most time of an update."""
-    from torch.profiler import ProfilerActivity, profile
-
-    kinds = [ProfilerActivity.CPU if setting.rehearsal else ProfilerActivity.CUDA]
-    with profile(activities=kinds) as profiled:
+def _profile(shape: Shape, trainer: Trainer) -> dict[str, float]:
+    """Return the seconds of the kernels that take the most time of an update."""
+    with profile(activities=[ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU]) as profiled:
         timed_updates(shape, trainer, rounds=0)
-    key = "self_cpu_time_total" if setting.rehearsal else "self_device_time_total"
+    key = "self_device_time_total" if GPU else "self_cpu_time_total"
     events = sorted(profiled.key_averages(), key=lambda event: -getattr(event, key))[:15]
-    return Check("profile, seconds by kernel", "pass", {event.key[:70]: getattr(event, key) / 1e6 for event in events})
+    return {event.key[:70]: getattr(event, key) / 1e6 for event in events}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +107,7 @@ class Run:
     whole: float  # with the preparation
 
 
-def timed_updates(shape: Shape, trainer: "Trainer", rounds: int = ROUNDS) -> list[Run]:
+def timed_updates(shape: Shape, trainer: Trainer, rounds: int = ROUNDS) -> list[Run]:
     """Update a trainer on random trajectories of this shape, after a round of warm-up."""
     rows, scores = random_rows(problems=shape.trajectories // 4, vocabulary=shape.vocabulary, longest=shape.longest)
     lengths, runs = [len(row.token_ids) for row in rows], []
@@ -145,28 +131,8 @@ def training_flops(shape: Shape, lengths: list[int]) -> float:
     return sum(6.0 * shape.matrix_parameters * length + attention * length * length / 2 for length in lengths)
 
 
-def mfu(flops: float, seconds: float, tflops: float) -> float:
-    """Compute the model FLOPs utilisation: FLOPs per second as a share of the device's peak."""
-    return flops / seconds / (tflops * 1e12)
-
-
-def peak_tflops(device: str) -> float | None:
-    """Return the device's peak in `PEAK_TFLOPS`, or None for an unknown device."""
-    return next((tflops for part, tflops in PEAK_TFLOPS.items() if part in device), None)
-
-
-def make_random_trainer(shape: Shape, device: str) -> "Trainer":
+def make_random_trainer(shape: Shape, device: str) -> Trainer:
     """Make a trainer of a random model."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from tasks.train.algorithms import make_algorithm
-    from tasks.train.mesh import ALONE
-    from tasks.train.optimizer import make_adamw
-    from tasks.train.policy import set_up
-    from tasks.train.train_state import TrainState
-    from tasks.train.trainer import Trainer
-
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -195,4 +161,9 @@ def make_random_trainer(shape: Shape, device: str) -> "Trainer":
     return trainer
 
 
-small, large = (partial(_speed, shape=shape) for shape in SHAPES)
+def test_flops_by_hand() -> None:
+    """A token costs 6 FLOPs for each parameter of a matrix; attention 12 * layers * hidden * T² / 2."""
+    parameters = 2 * (2 * 32 * 8 * (4 + 2) + 3 * 32 * 64) + 32 * 50
+    assert TINY.matrix_parameters == parameters == 20032
+    assert training_flops(TINY, [10]) == 6 * 20032 * 10 + 12 * 2 * 32 * 10 * 10 / 2
+    assert training_flops(TINY, [10, 10]) == 2 * training_flops(TINY, [10])
