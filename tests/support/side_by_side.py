@@ -14,7 +14,6 @@ GROUPS = {
         ("second", "flows", "interrupts kept_stores monitoring other_users safety several_devices"),
         ("second", "agents", "turn_ends"),
         ("second", "audit", "flow"),
-        ("second", "rollout", "selection"),
         ("second", "evaluate", "evaluate"),
         ("second", "inference", "engine"),
         ("second", "problems", "exclusions"),
