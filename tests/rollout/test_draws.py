@@ -1,5 +1,6 @@
 """The draws of a run: what it draws from is read once, and each draw is the same as when all was read each time."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,16 @@ def test_a_pool_without_a_drawable_problem_is_refused(tmp_path: Path) -> None:
     )
     with disable_run_logger(), pytest.raises(ValueError, match=f"excludes all {len(live)} training problems"):
         task._draw(Workspace(config), ProblemsVersion(SET), 0)
+
+
+def test_an_iteration_that_comes_short_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(task, "get_run_logger", logging.getLogger)
+    config = open_workspace(tmp_path, frozenset()).config
+    short = f"draw 3 has {len(PROBLEMS)} problems, not rollout.problems_per_iteration=100"
+    for count, told in ((len(PROBLEMS), []), (100, [short])):
+        knobs = config.rollout.model_copy(update={"problems_per_iteration": count})
+        drawn, _ = task._draw(Workspace(config.model_copy(update={"rollout": knobs})), ProblemsVersion(SET), 3)
+        assert len(drawn) == len(PROBLEMS)
+        assert [message.partition(":")[0] for message in caplog.messages] == told

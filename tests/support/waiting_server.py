@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from storage.versions.checkpoints import Checkpoint
@@ -49,37 +50,24 @@ def waiting_servers(folder: Path, count: int, seconds: float, tokens: int) -> It
 def answer(body: dict[str, Any], tokens: int) -> bytes:
     """Return the body of an answer with letters, a boxed number and the end of the turn."""
     parameters = body["sampling_params"]
-    choices = (_choice(index, parameters["seed"] + index, tokens) for index in range(parameters["n"]))
-    return b'{"request_id":"generate-tokens-0","prompt_logprobs":null,"choices":[' + b",".join(choices) + b"]}"
+    choices = [_choice(index, parameters["seed"] + index, tokens) for index in range(parameters["n"])]
+    return orjson.dumps({"request_id": "generate-tokens-0", "prompt_logprobs": None, "choices": choices})
 
 
-def _choice(index: int, seed: int, tokens: int) -> bytes:
+def _choice(index: int, seed: int, tokens: int) -> dict[str, Any]:
     draw = random.Random(seed)
     text = f"{''.join(draw.choices('abcdefgh', k=_TAIL - 11))} \\boxed{{{draw.randrange(10, 40)}}}"
-    ids = [*(4 + ord(character) - ord(" ") for character in text[-tokens + 1 :]), IM_END]
-    ids_before, entries_before = _before(max(0, tokens - len(ids)))
-    return (
-        b'{"index":%d,"finish_reason":"stop","stop_reason":2,"token_ids":[%b%b],"weight_versions":'
-        b'[{"version":"0","start":0,"end":%d}],"logprobs":{"content":[%b%b]}}'
-    ) % (
-        index,
-        ids_before,
-        b",".join(b"%d" % token for token in ids),
-        tokens,
-        entries_before,
-        b",".join(map(_entry, ids)),
-    )
+    tail = [*(4 + ord(character) - ord(" ") for character in text[-tokens + 1 :]), IM_END]
+    ids = [*(69 + number % 8 for number in range(tokens - len(tail))), *tail]
+    ended = {"index": index, "finish_reason": "stop", "stop_reason": IM_END, "token_ids": ids}
+    versions = [{"version": "0", "start": 0, "end": tokens}]
+    return {**ended, "weight_versions": versions, "logprobs": {"content": [_entry(token) for token in ids]}}
 
 
 @cache
-def _before(count: int) -> tuple[bytes, bytes]:
-    letters = [69 + number % 8 for number in range(count)]
-    return b"".join(b"%d," % token for token in letters), b"".join(_entry(token) + b"," for token in letters)
-
-
-def _entry(token: int) -> bytes:
-    entry = b'"token_id":%d,"logprob":-0.30981874465942383,"rank":1' % token
-    return b'{%b,"top_logprobs":[{%b}]}' % (entry, entry)
+def _entry(token: int) -> dict[str, Any]:
+    entry = {"token_id": token, "logprob": -0.30981874465942383, "rank": 1}
+    return {**entry, "top_logprobs": [entry]}
 
 
 async def serve(path: str, seconds: float, tokens: int) -> None:
