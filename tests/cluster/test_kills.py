@@ -49,12 +49,6 @@ class SetUp:
 SETUPS = {
     "local": SetUp("local_settings", ("flow",), {"worker": "ray::WaitingNode"}, long=False),
     "workers": SetUp("settings", ("node", "flow"), {"worker": "ray::WaitingNode"} if SOAK else {}, long=False),
-    "ranks": SetUp(
-        "settings",
-        ("node", "flow"),
-        {"worker": "ray::WaitingNode", "rank": "ray::TrainerRank"},
-        ("train.parallel.shard=3",),  # more than a node has cores
-    ),
     "vLLM": SetUp(
         "settings",
         ("node", "flow"),
@@ -179,8 +173,7 @@ def test_kills_at_random_moments(
         killer = Killer(cluster[0], flow, chance, before)
         victims = {each: getattr(killer, each) for each in setup.victims}
         made = kill_all(flow, victims | {each: killer.process(text) for each, text in setup.processes.items()}, chance)
-        players = 2 if "rank" in setup.processes else 3  # two ranks fill a node
-        while "node" in victims and setup.module != "flows.math_mt_ppo" and len(ray_cluster.actors()) < players:
+        while name == "workers" and len(ray_cluster.actors()) < 3:
             flow.wait_for(flow.newest() + 1)  # the node that has joined plays, too
         flow.interrupt()
     check_whole(flow.store, made)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
@@ -89,18 +87,6 @@ def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
         assert answer(second) == "ended"
         wait_gone(started[1], 15)
     assert not Path(folder).parent.exists()
-
-
-@pytest.mark.skipif(
-    not shutil.which("unshare") or subprocess.run(["unshare", "--net", "true"], check=False).returncode != 0,
-    reason="needs the right to make network namespaces",
-)
-def test_it_needs_no_network(tmp_path: Path) -> None:
-    """A host without any network card but the loopback device is enough."""
-    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
-    with flow(tmp_path / "alone", {}, alone) as process:
-        seen, _ = answer(process)
-        assert len(seen) == 2
 
 
 def test_a_simulated_cluster_has_many_nodes(tmp_path: Path) -> None:

@@ -25,21 +25,6 @@ def test_the_example() -> None:
     assert [plan.finish(number, rejected=False) for number in (4, 1, 5, 2)] == [2, 1, 2, 1]
 
 
-def test_groups_that_are_all_rejected_close_a_smaller_data_set() -> None:
-    """A data set is closed with fewer groups after `most_played`, unless a running group needs its places."""
-    plan = Places(first=0, end=2, size=2, staleness=1, most_played=4)
-    for number in range(4):
-        plan.begin(number, version=0)
-        assert plan.finish(number, rejected=True) == 0
-    assert plan.is_closed(0)
-    assert not plan.is_closed(1)
-    plan.begin(4, version=0)
-    plan.begin(5, version=0)
-    assert not plan.may_begin(0)
-    assert [plan.finish(number, rejected=False) for number in (4, 5)] == [1, 1]
-    assert plan.complete
-
-
 def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
     plan, number = Places(first=0, end=9, size=2, staleness=1, most_played=4), 0

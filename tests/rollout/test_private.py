@@ -127,25 +127,6 @@ def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
     assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
 
 
-def test_an_agent_that_wraps_reset(chat: Chat, verifier: Verifier) -> None:
-    """Its own function stands in place of the one that adds what is private, and calls that one."""
-    seeds: list[int | None] = []
-
-    class Wrapping(MathMultiTurnAgent):
-        async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> list[Trajectory]:
-            original = env.reset
-
-            async def reset(seed: int | None = None, **others: Any) -> Any:
-                seeds.append(seed)
-                return await original(seed=seed, **others)
-
-            env.reset = reset
-            return await super().play(prompt, env, engine)
-
-    _, graded = played(chat, verifier, Wrapping(context(chat, 20_000), num_turns=1))
-    assert (len(seeds), graded) == (1, PROBLEM)
-
-
 def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:
     """Its own instructions stand beside them."""
     agent = AGENTS.make("openai", context(chat, 20_000), {"arguments": {"instruction": "Think."}})

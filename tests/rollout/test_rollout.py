@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import load
 from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
@@ -20,12 +18,11 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError
-from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
+from tasks.rollout.outcomes import Tally, counts_of
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ByQueues, ScriptedEngine, context, make_plan, play, timeless
-from tests.support.train_helpers import make_trajectory
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
@@ -64,15 +61,6 @@ def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, ver
     ]
 
 
-def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
-    """The single-step agent plays one graded turn, and the null agent one turn without a verdict."""
-    engine = ScriptedEngine(chat, lambda *_: WRONG)
-    single = play(engine, MathSingleStepAgent(context(chat), instruction="Think."), verifier)[0]
-    assert [turn.verdict for turn in single.turns] == ["wrong"]
-    assert "Think." in chat.decode(single.token_ids)
-    assert [turn.verdict for turn in play(engine, NullAgent(context(chat)), verifier)[0].turns] == [""]
-
-
 class Generous(MathVerifyEnvironment):
     """An environment that pays what the problem's metadata says, in two parts."""
 
@@ -104,29 +92,6 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
     assert metrics["return_mean"] == (-1.5 - 1.0) / 2
-
-
-@pytest.mark.parametrize("paid", ["NaN", "Infinity"])
-def test_a_reward_that_is_no_number_fails_the_episode(chat: Chat, verifier: Verifier, paid: str) -> None:
-    """It would make the advantages of its group NaN; the record says which turn had it, and what to give."""
-    engine = ScriptedEngine(chat, lambda *_: WRONG)
-    problem = replace(PROBLEM, metadata=f'{{"pays": {paid}}}')
-    trajectory = play(engine, MathSingleStepAgent(context(chat)), verifier, [problem], environment=Generous)[0]
-    assert trajectory.status == "failed"
-    assert re.search(r"reward of turn 0 is (nan|inf): give a finite number", trajectory.reason)
-
-
-def test_calls_of_tools_are_neither_right_nor_wrong() -> None:
-    """A group's success rate, and the choice of its best episodes, count the turns that answer."""
-    calls = replace(make_trajectory("calls", [[1], [2]]), ungraded=[0])
-    calls = replace(calls, turns=[calls.turns[0], replace(calls.turns[1], verdict="correct", reward=1.0)])
-    wrong = make_trajectory("wrong", [[1]])
-    paid = [replace(wrong.turns[0], reward=0.2)]
-    formatted = replace(make_trajectory("formatted", [[1]]), turns=paid)
-    assert success_rate([calls, formatted], load("smoke")) == 0.5
-    assert success_rate([replace(calls, ungraded=[0, 1])], load("smoke")) is None
-    kept = select_episodes([wrong, calls, formatted], load("smoke", ["rollout={group_size: 2, generation_size: 3}"]))
-    assert [row.trajectory_id for row in kept if row.status == "completed"] == ["calls", "formatted"]
 
 
 def test_equal_turns_of_a_group_are_one_request(chat: Chat, verifier: Verifier) -> None:
@@ -421,16 +386,6 @@ def test_a_deadline_is_the_fault_of_what_took_the_time(
     assert (row.status, row.fault) == ("failed", fault)
     assert row.reason == f"deadline of {deadline_s:g} s"
     assert any(row.action_mask)
-
-
-def test_ids_are_unique_and_derived(chat: Chat, verifier: Verifier) -> None:
-    """Run, iteration, problem and sample identify a trajectory. Seeds differ and are reproducible."""
-    engine = ScriptedEngine(chat, lambda *_: RIGHT)
-    agent = MathMultiTurnAgent(context(chat))
-    once, again = play(engine, agent, verifier), play(engine, agent, verifier)
-    assert [trajectory.trajectory_id for trajectory in once] == [f"r/000003/1+2/{sample}" for sample in range(4)]
-    assert [trajectory.seed for trajectory in once] == [trajectory.seed for trajectory in again]
-    assert len({trajectory.seed for trajectory in once}) == 4
 
 
 @given(size=st.integers(1, 40), count=st.integers(1, 15), seed=st.integers(0, 5))

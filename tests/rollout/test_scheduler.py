@@ -3,7 +3,6 @@
 import gc
 import itertools
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -109,26 +108,6 @@ def test_groups_are_played_by_all_workers(store: Store, verifier: Verifier) -> N
     assert manifest.metrics["status"] == {"completed": len(PROBLEMS) * SAMPLES}
     sizes = [file.rows for file in manifest.files]
     assert sizes.count(6) >= len(sizes) - 3  # full ones, but for the last one of each
-
-
-def test_workers_play_members_of_a_mixture_in_their_own_way(
-    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Agents and environments follow the source of a problem, in every process; the counts by source add up."""
-    mixed = [replace(problem, source=("even", "odd")[number % 2]) for number, problem in enumerate(PROBLEMS)]
-    monkeypatch.setattr(sys.modules[__name__], "PROBLEMS", mixed)
-    odd = "{name: odd, source: {kind: arithmetic}, agent: {type: math-single-step}, environment: {type: 'null'}}"
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made:
-        members = f"problems.train=[{{name: even, source: {{kind: arithmetic}}}}, {odd}]"
-        rows = play_batch(made, settings("policy={path: p}", members))
-    check_whole(rows)
-    assert {(row.source, row.agent, row.environment) for row in rows} == {
-        ("even", "math-multi-turn", "math-verify"),
-        ("odd", "math-single-step", "null"),
-    }
-    counted = manifests.read(store, layout.trajectories(RUN, 0)).metrics["by_source"]
-    assert {name: numbers["episodes"] for name, numbers in counted.items()} == {"even": 40, "odd": 40}
 
 
 def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, verifier: Verifier) -> None:

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +14,10 @@ from configs import Config, load
 from storage.objects.store import Store
 from storage.records import Problem, Status, Trajectory
 from storage.version_names import PolicyVersion
-from storage.versions import datasets
-from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft, Provenance
-from tasks.inference.engine import Engine
+from storage.versions.drafts import Draft
 from tasks.rollout.outcomes import FinishedGroup, is_rejected, select_episodes, success_rate
 from tasks.rollout.plan import RolloutPlan, draw, in_order
-from tasks.rollout.play import _Batch, play
-from tasks.rollout.workers import LocalWorker
-from tasks.score.verifier import Verifier
+from tasks.rollout.play import _Batch
 from tasks.train.samples import build_samples
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.train_helpers import make_trajectory
@@ -168,13 +162,6 @@ def test_an_unfinished_episode_beside_a_worthless_one_is_kept() -> None:
     assert [is_rejected(group, select_episodes(group, config)) for config in rejects] == [False, True]
 
 
-def test_a_paid_format_is_no_success() -> None:
-    """Four wrong answers, two of them paid for their format, have a success rate of 0 and not of one half."""
-    group = [paid(0, 0.0, 0.2), paid(1, 0.0, 0.2), paid(2, 0.0, 0.0), paid(3, 0.0, 0.0)]
-    assert success_rate(group, settings()) == 0
-    assert success_rate([paid(0, 1.0, 0.2), *group[1:]], settings()) == 0.25
-
-
 def test_the_threshold_of_the_scorer_holds_while_playing() -> None:
     """`success_above` decides in filters, too, where neither a verdict nor a part does."""
     above = "score={type: environment, args: {environment: {success_above: 0.5}}}"
@@ -209,49 +196,36 @@ def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
     assert orders[0][10:] != orders[1][10:]
 
 
+MEMBERS = ", ".join(f"{{name: {name}, source: {{kind: arithmetic}}}}" for name in "ab")
+MIXED = ("policy={path: p}", f"problems.train=[{MEMBERS}]")
+
+
 @pytest.mark.parametrize(
-    ("bound", "rounds", "problems", "groups"), [(0.9, 0, 9, 2), (0.9, 2, 9, 6), (0.9, 2, 3, 3), (0.0, 2, 9, 2)]
+    ("rounds", "spares", "rejected", "overrides", "expected"),
+    [
+        (0, "a2 a3", "ab", (), "a0 b0"),
+        (2, "a1 a2 a3 a4 a5 a6", "ab", (), "a0 b0 a1 a2 a3 a4"),
+        (2, "a1", "ab", (), "a0 b0 a1"),
+        (2, "a1 a2", "", (), "a0 b0"),
+        (2, "b1 a1 a2", "b", MIXED, "a0 b0 b1"),
+    ],
 )
 def test_rejected_groups_are_replaced_for_some_rounds(
-    engine: Engine,
-    verifier: Verifier,
-    policies: list[Checkpoint],
-    store: Store,
-    bound: float,
-    rounds: int,
-    problems: int,
-    groups: int,
+    store: Store, rounds: int, spares: str, rejected: str, overrides: tuple[str, ...], expected: str
 ) -> None:
-    """An untaught policy fails every bound: each round plays two problems, until rounds or problems are used up."""
-    config = settings(group_size=3, success_rate_lb=bound, max_resampling_rounds=rounds)
-    everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
-    plan = RolloutPlan("r/000000", config, 0, policies[0].version, "problems/x", GCONFIG, 3, selecting=True)
-    workers = LocalWorker(engine, verifier, lambda _: policies[0])
-    workers.serve(plan.policy)
-    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        metrics = play(plan, everything[:2], workers, draft, lambda _: None, everything[2:])
-        draft.commit(Provenance(config={}), [], metrics)
-    rows = list(datasets.trajectories(store, draft.version, Path(store.root)))
-    assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups if bound else 0)
-    assert metrics["episodes"] == len(rows) == 3 * groups
-    assert not bound or metrics["status"] == {"rejected": 3 * groups}
-    assert metrics["policy_versions"] == [0]
-    assert len({row.problem_id for row in rows}) == groups
+    """Each round plays as many spares as groups of the round before were rejected, until rounds or spares are used up.
 
-
-def test_a_rejected_group_of_a_mixture_is_replaced_by_its_member(store: Store) -> None:
-    """Otherwise a filter of one member would change the shares of all; a member without spares is not replaced."""
-    members = "{name: a, source: {kind: arithmetic}}, {name: b, source: {kind: arithmetic}}"
-    config = settings("policy={path: p}", f"problems.train=[{members}]", max_resampling_rounds=2)
-    everything = [Problem(f"{name}/{n}", "?", ["1"], name) for name, n in ("a0", "b0", "b1", "a1", "a2", "b2")]
+    In a mixture they are those of the same member; otherwise a filter of one member would change the shares of all.
+    """
+    config = settings(*overrides, max_resampling_rounds=rounds)
+    drawn, others = ([Problem(name, "?", ["1"], name[0]) for name in each.split()] for each in ("a0 b0", spares))
     policy = PolicyVersion("runs/r/checkpoints/000000")
     plan = RolloutPlan("r/000000", config, 0, policy, "problems/x", GCONFIG, 1, selecting=True)
     played = list[str]()
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        groups = _Batch(plan, everything[:2], everything[2:5], draft, lambda _: None)
+        groups = _Batch(plan, drawn, others, draft, lambda _: None)
         while group := groups.next(policy):
-            rejected = group.problem.source == "b"
-            groups.enter(FinishedGroup(group.number, group.problem.problem_id, rejected, Counter()))
             played.append(group.problem.problem_id)
-        assert played == ["a/0", "b/0", "b/1"]
+            groups.enter(FinishedGroup(group.number, played[-1], group.problem.source in rejected, Counter()))
         assert groups.complete
+    assert played == expected.split()

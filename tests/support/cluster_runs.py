@@ -110,13 +110,5 @@ class Flow:
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(60) == 130, self.tail()
 
-    def finish(self) -> None:
-        """Wait for its good end."""
-        assert self.process.wait(PATIENCE_S) == 0, self.tail()
-
-    def lines(self, text: str) -> list[str]:
-        """Return the lines of the log with a text."""
-        return [line for line in self._log.read_text().splitlines() if text in line]
-
     def tail(self) -> str:
         return self._log.read_text()[-6000:]

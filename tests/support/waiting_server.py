@@ -67,7 +67,7 @@ def _choice(index: int, seed: int, tokens: int) -> dict[str, Any]:
     return {
         "index": index,
         "finish_reason": "stop",
-        "stop_reason": 2,
+        "stop_reason": IM_END,
         "token_ids": ids,
         "weight_versions": [{"version": "0", "start": 0, "end": tokens}],
         "logprobs": {"content": [{**entry, "top_logprobs": [entry]} for entry in entries]},
