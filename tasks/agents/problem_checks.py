@@ -77,11 +77,8 @@ def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> li
 def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
     """Say how many of `count` problems lack room, and name the first ones."""
     room = f"inference.max_model_len={config.inference.max_model_len}"
-    return f"{len(lacking)} of {count} problems ({_first_ids(lacking)}) leave no room for an answer in {room}"
-
-
-def _first_ids(problems: Sequence[Problem]) -> str:
-    return first_few([problem.problem_id for problem in problems], 5)
+    named = first_few([problem.problem_id for problem in lacking], 5)
+    return f"{len(lacking)} of {count} problems ({named}) leave no room for an answer in {room}"
 
 
 def _fits(chat: Chat, messages: list[Message], most: int) -> bool:

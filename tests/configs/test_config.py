@@ -141,7 +141,6 @@ def test_values_that_can_work_are_accepted(override: str) -> None:
         (["rollout.success_rate_lb=0.9", "rollout.success_rate_ub=0.1"], "every group would be rejected"),
         (["cluster.workers_per_node=2", "inference.urls=['http://a:1']"], r"names only 1 server\(s\)"),
         (["cluster.address=auto", "inference.urls=['http://a:1']"], "leave one of the two out"),
-        (["rollout.max_head_offpolicyness=1", "run.overlap=true", "inference.swap=restart"], "restart loses them"),
         (["rollout.max_head_offpolicyness=1", "algorithm.objective=recomputed"], "right on-policy only"),
     ],
 )
