@@ -31,7 +31,6 @@ from storage.records import Problem
 from storage.telemetry.metrics import publish
 from storage.versions import checkpoints, datasets, fetch, manifests
 from storage.versions.drafts import Draft, Provenance, shards, stage
-from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.metrics.rows import STAGES
@@ -271,8 +270,7 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     _refuse_another(workspace, begun, present, former)
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
-    warnings = lacking_room(workspace.config), limits.allow_open_files(workspace.config.rollout.concurrency)
-    for warning in filter(None, warnings):
+    if warning := limits.allow_open_files(workspace.config.rollout.concurrency):
         get_run_logger().warning(warning)
     (begin_log if begins else catch_up)(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
