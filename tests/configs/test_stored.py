@@ -189,11 +189,6 @@ def begin(tmp_path: Path, *overrides: str) -> Workspace:
     return workspace
 
 
-def test_a_run_warns_of_turns_without_room_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    begin(tmp_path, "agent={type: math-multi-turn, args: {num_turns: 99}}")
-    assert "do not fit into inference.max_model_len" in caplog.text
-
-
 def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
     """Change the stored manifest of `version` and seal it, as if another program had written it; return its bytes."""
     path = tmp_path / "var" / layout.manifest(version)
