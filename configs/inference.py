@@ -62,8 +62,6 @@ class Inference(Servers):
     """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
     all GPUs if that is not set. Too few GPUs are an error. Servers take the last GPUs and the trainer takes the first
     one, which it shares with a server only if no GPU is free."""
-    swap: Literal["reload", "restart"] = "reload"
-    """Method by which servers get new weights: in place, or by a restart."""
     canary_tolerance: PositiveFloat | None = None
     """Largest mean difference between the server's and the trainer's logprobs of the canary, a fixed sequence. null:
     1e-4 in float32, and none in half precision, where the sums of all weights that the server holds are the proof."""

@@ -252,18 +252,11 @@ def stale_data(config: Config) -> Refusals:
     oldest = config.rollout.max_head_offpolicyness
     if config.run.overlap and oldest < 1:
         yield "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
-    if config.run.overlap and config.inference.swap == "restart":
-        yield "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
 
 
 def processes(config: Config) -> Refusals:
-    """Processes beside the flow's reach the store, and each worker among them has servers of its own.
-
-    Only servers that the pipeline started can be restarted.
-    """
+    """Processes beside the flow's reach the store, and each worker among them has servers of its own."""
     cluster, urls = config.cluster, config.inference.urls
-    if bool(urls) and config.inference.swap == "restart":
-        yield "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
     if config.ray_address is None:
         refuse_idle(cluster, *(name for name in Cluster.model_fields if name != "address"), why="in one process")
     if config.train.on_cluster and cluster.address is None:

@@ -76,6 +76,7 @@ CHANGES: Sequence[Change] = (
     Change("algorithm.kl.ema_decay", now=0.99),
     Change("algorithm.kl.horizon", now=10_000),
     Change("algorithm.ratio_to", now="recomputed"),
+    Change("inference.swap", now="reload"),
     Change("policy.lora.dropout", now=0.0),
     Change("problems.sampling.last_episodes", now=64),
     Change("problems.sampling.least_episodes", now=16),

@@ -30,7 +30,6 @@ from storage.records import Problem
 from storage.telemetry.metrics import publish
 from storage.versions import checkpoints, datasets, fetch, manifests
 from storage.versions.drafts import Draft, Provenance, shards, stage
-from tasks.agents.problem_checks import lacking_room
 from tasks.inference.location import identities
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.metrics.rows import STAGES
@@ -263,8 +262,6 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
     if not workspace.by_other_scorer:
         _refuse_other_code(workspace)
     limits.allow_open_files()
-    if warning := lacking_room(workspace.config):
-        get_run_logger().warning(warning)
     (begin_log if begins else catch_up)(workspace.store, workspace.name)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))

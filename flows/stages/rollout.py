@@ -83,7 +83,6 @@ def _read_pools(workspace: Workspace, problem_set: ProblemsVersion) -> list[Pool
     """Return what a run draws from: one pool or, in a mixture, one of each member.
 
     Problem set, curriculum and exclusions are read once in a flow run, because none of them changes meanwhile.
-    Problems that spell out control tokens are named in the log.
     """
     config, everything = workspace.config, workspace.read_problems(problem_set)
     curriculum, versions = weights(workspace), config.problems.exclusions

@@ -1,6 +1,5 @@
 """Problems that a policy cannot play: its context has no room for them."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,24 +18,6 @@ from tasks.problems.rows import first_messages
 
 _ANSWER_DIVISOR = 16
 """A prompt must leave room for a sixteenth of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
-
-
-def lacking_room(config: Config) -> str | None:
-    """Return a warning if the turns of an episode may not fit into the context; None if they do or if that is unknown.
-
-    It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
-    """
-    context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
-    for where, played in config.played:
-        parameter = inspect.signature(AGENTS.find(played.agent.type)).parameters.get("num_turns")
-        turns = played.agent.args.get("num_turns", parameter.default if parameter else None)
-        if isinstance(turns, int) and turns * longest >= context:
-            return (
-                f"{where}{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns "
-                "without room count as wrong answers. Raise it, or lower agent.args.num_turns or "
-                "sampling.max_new_tokens"
-            )
-    return None
 
 
 def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
@@ -77,11 +58,8 @@ def _without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> li
 def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
     """Say how many of `count` problems lack room, and name the first ones."""
     room = f"inference.max_model_len={config.inference.max_model_len}"
-    return f"{len(lacking)} of {count} problems ({_first_ids(lacking)}) leave no room for an answer in {room}"
-
-
-def _first_ids(problems: Sequence[Problem]) -> str:
-    return first_few([problem.problem_id for problem in problems], 5)
+    named = first_few([problem.problem_id for problem in lacking], 5)
+    return f"{len(lacking)} of {count} problems ({named}) leave no room for an answer in {room}"
 
 
 def _fits(chat: Chat, messages: list[Message], most: int) -> bool:

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -21,6 +21,7 @@ from tasks.inference import api
 from tasks.inference.weight_sums import merged
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 UNIX = "unix://"
 """The beginning of a URL of a server on a Unix socket."""
@@ -139,14 +140,15 @@ class Client:
     async def health(self) -> int:
         """Return the status of the server's answer: 200, or 503 if its engine has died; 0 without an answer."""
         try:
-            return (await self._send("/health", method="GET", limit_s=self._timeout_s))[0]
+            return (await self._send("/health", method="GET"))[0]
         except (*LOST, OSError):
             return 0
 
     async def answers(self) -> bool:
         """Return whether the engine itself answers, and not only the process that takes its requests."""
         try:
-            return (await self._send("/is_sleeping", method="GET"))[0] == HTTPStatus.OK
+            sending = self._send("/is_sleeping", method="GET")
+            return (await self._while_alive(sending, "/is_sleeping"))[0] == HTTPStatus.OK
         except LOST:
             return False
 
@@ -326,8 +328,9 @@ class Client:
             InferenceError: the server takes no adapters, or not this one.
         """
         body = {"lora_name": name, "lora_path": str(folder)}
-        await self._send("/v1/unload_lora_adapter", body)  # an error: it has none of this name
-        status, text = await self._send("/v1/load_lora_adapter", body)
+        unload, load = "/v1/unload_lora_adapter", "/v1/load_lora_adapter"
+        await self._while_alive(self._send(unload, body), unload)  # an error: it has none of this name
+        status, text = await self._while_alive(self._send(load, body), load)
         if status != HTTPStatus.OK:
             raise api.InferenceError(
                 f"{self.url} does not load the adapter in {folder}. A server of yours needs --enable-lora, "
@@ -335,12 +338,16 @@ class Client:
                 f"--lora-target-modules with the names in policy.lora.targets. It answered {status}: {shown(text)}"
             )
 
-    async def _ask(self, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+    async def _ask(
+        self, path: str, body: dict[str, Any] | None = None, *, limit_s: float | None = None, **how: Any
+    ) -> dict[str, Any]:
         """Return the JSON of an answer; raise FailedError for status 5xx, InferenceError for others (not retried).
 
-        Redirects are refused: they could lead problems, solutions and the key anywhere.
+        A request without `limit_s` ends when the engine dies. Redirects are refused: they could lead problems,
+        solutions and the key anywhere.
         """
-        status, text = await self._send(path, body, **how)
+        sending = self._send(path, body, limit_s=limit_s, **how)
+        status, text = await (sending if limit_s else self._while_alive(sending, path))
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             message = f"{path.partition('?')[0]} answered {status}: {shown(text)}"
             if status < HTTPStatus.BAD_REQUEST:
@@ -351,32 +358,32 @@ class Client:
         with self._reading(text):
             return {**orjson.loads(text)}  # several times faster than json; refuses NaN and half emojis
 
+    async def _while_alive(self, sending: Coroutine[Any, Any, T], path: str) -> T:
+        """Await an answer for as long as the engine lives, which `/health` says: vLLM leaves some without an answer.
+
+        Raises:
+            ConnectionError: the engine has died.
+        """
+        asked = asyncio.create_task(sending)
+        try:
+            while not (await asyncio.wait({asked}, timeout=_CHECK_S))[0]:
+                if await self.health() in (0, HTTPStatus.SERVICE_UNAVAILABLE):
+                    raise ConnectionError(f"the engine of {self.url} has died before it answered {path}")
+            return await asked
+        finally:
+            asked.cancel()
+
     async def _send(
         self, path: str, body: Any = None, *, method: str = "POST", limit_s: float | None = None, most: int = 0
     ) -> tuple[int, bytes]:
         """Return status and body of the answer to a request, and of an error's body the beginning.
 
-        A request without `limit_s` ends when the engine dies, which `/health` says: vLLM leaves some without an answer.
-
         Raises:
             MalformedError: it is no HTTP, does not end, or has more than `most` bytes (0: `_LARGEST`).
-            ConnectionError: the engine has died.
             TimeoutError: nothing came in time.
         """
-        if limit_s:
-            return await self._exchange(method, path, body, limit_s, most)
-        asked = asyncio.create_task(self._exchange(method, path, body, self._timeout_s, most))
-        try:
-            while not (await asyncio.wait({asked}, timeout=_CHECK_S))[0]:
-                if await self.health() in (0, HTTPStatus.SERVICE_UNAVAILABLE):
-                    raise ConnectionError(f"the engine of {self.url} has died before it answered {method} {path}")
-            return await asked
-        finally:
-            asked.cancel()
-
-    async def _exchange(self, method: str, path: str, body: Any, limit_s: float, most: int) -> tuple[int, bytes]:
+        limit_s, begun = limit_s or self._timeout_s, False
         how: dict[str, Any] = {"json": body, "timeout": aiohttp.ClientTimeout(limit_s), "allow_redirects": False}
-        begun = False
         try:
             async with self._session.request(method, f"{self._base}{path}", **how) as response:
                 begun = True

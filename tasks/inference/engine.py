@@ -107,8 +107,8 @@ class Engine(Collector):
             self._policy = policy
             self.history.append(policy.number)
             try:
-                everywhere = self.settings.swap == "restart" or not self._replicas
-                if not self._replicas:
+                first = not self._replicas
+                if first:
                     servers = take_servers(self.settings) or [
                         Server(self.settings, self._logs / f"vllm-{i}.log", devices)
                         for i, devices in enumerate(self._devices)
@@ -117,7 +117,7 @@ class Engine(Collector):
                     # Set before the first process exists, so that __exit__ ends all of them.
                     self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
                 adapted = _adapter_arguments(policy)
-                self._restart(policy, [each for each in self.servers if everywhere or each.adapted != adapted])
+                self._restart(policy, [each for each in self.servers if first or each.adapted != adapted])
                 bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
             except BaseException as error:
                 self._policy = None  # it is not proven, so it does not count as served
@@ -192,9 +192,7 @@ class Engine(Collector):
         before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
-                if self.settings.swap == "restart":
-                    await client.set_weight_version(policy.base_number)
-                elif not holds_base(before, policy):
+                if not holds_base(before, policy):
                     # A first swap erases what the server holds, so that it shows whether a reload is complete.
                     await client.swap(policy.model.absolute(), policy.base_number, erase=before is None)
                 if policy.adapter and (name := adapter_name(policy)):

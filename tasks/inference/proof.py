@@ -114,8 +114,7 @@ class Proof:
         return False
 
     def _wrong(self, problem: str) -> InferenceError:
-        remedy = "Look into its log, or try inference.swap=restart"
-        return InferenceError(f"{self.client.url} does not serve {self.policy.version}: {problem}. {remedy}")
+        return InferenceError(f"{self.client.url} does not serve {self.policy.version}: {problem}. Its log may say why")
 
     def _unproven(self, problem: str) -> InferenceError:
         remedy = "Or set inference.canary_tolerance: then logprobs of the canary are the proof"

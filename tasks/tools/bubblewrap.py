@@ -1,4 +1,4 @@
-"""The start of a sandbox: the command line of bubblewrap, with the limits that the kernel holds, and control groups.
+"""The start of a sandbox: the command line of bubblewrap, with the limits that the kernel holds.
 
 A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. It sees an
 interpreter with its standard library, the system's shared libraries, two devices, and an empty /tmp in memory. There is

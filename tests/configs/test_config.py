@@ -19,35 +19,17 @@ from configs.__main__ import entries, main
 from configs.loader import available
 from configs.policy import LoRA
 from flows.run.configuration import resolve
-from tasks.agents.problem_checks import lacking_room
 
 
 @pytest.mark.parametrize("name", available())
 def test_every_file_resolves(name: str) -> None:
-    """Every configuration of the package resolves, is read back equal from YAML, and has room for all turns."""
+    """Every configuration of the package resolves, and is read back equal from YAML."""
     config = resolve(name)
     assert load_text(to_yaml(config)) == config
-    assert lacking_room(config) is None
 
 
 def load_text(text: str) -> Config:
     return Config.model_validate(yaml.safe_load(text))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["agent.args.num_turns=10"], None),  # 10 x 12 tokens
-        (["agent.args.num_turns=11"], "11 turns of 12 tokens do not fit into inference.max_model_len=128"),
-        (["agent.args={}", "sampling.max_new_tokens=30"], "5 turns of 30 tokens do not fit"),
-        (["agent={type: math-single-step}", "sampling.max_new_tokens=120"], None),
-    ],
-)
-def test_turns_that_may_not_fit_are_named(overrides: list[str], message: str | None) -> None:
-    """Turns without room in the context count as wrong answers, so a run warns before it plays any."""
-    warning = lacking_room(resolve("demo", overrides))
-    assert (warning is None) == (message is None)
-    assert (message or "") in (warning or "")
 
 
 def test_an_override_of_a_section_or_a_beginning_replaces_the_others() -> None:

@@ -154,11 +154,6 @@ def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[st
     assert up_to_date(without(values, *lacking)) == values
 
 
-def test_a_run_warns_of_turns_without_room_at_its_start(plain: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    start(*plain, "agent={type: math-multi-turn, args: {num_turns: 99}}")
-    assert "do not fit into inference.max_model_len" in caplog.text
-
-
 def test_a_run_of_a_newer_program_is_refused(plain: list[str]) -> None:
     rewrite(start(*plain).store, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
     with pytest.raises(ConfigError, match="knobs that this one does not know:\n  run.stream=False\nUpgrade this one"):

@@ -25,12 +25,12 @@ from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.train.policy import load_policy, make_canary
-from tests.conftest import INFERENCE
+from tests.conftest import INFERENCE, forget
+from tests.inference.test_engine import PROMPT, own_logprobs
 from tests.support.sandbox_helpers import wait_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
-PROMPT = [5, 6, 7, 8]
 LONG = GenerationConfig(n=32, max_new_tokens=110, temperature=2.0)
 SMALL = LoRA(rank=4, alpha=8)
 
@@ -80,14 +80,9 @@ async def ask(engine: Engine, gconfig: GenerationConfig, after: Checkpoint | Non
 
 def assert_sampled_by(policy: Checkpoint, completions: list[Completion]) -> None:
     """Check that all tokens have the version of a policy, and logprobs that the trainer finds."""
-    model = load_policy(policy.model, Train(), adapter=policy.adapter)
     for completion in completions[:4]:
         assert set(completion.versions) == {policy.number}
-        ids = torch.tensor([PROMPT + completion.token_ids])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(PROMPT) - 1 : -1] / LONG.temperature
-        own = logits.log_softmax(-1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
-        assert completion.logprobs == pytest.approx(own, abs=1e-4)
+        assert completion.logprobs == pytest.approx(own_logprobs(policy, completion, LONG.temperature), abs=1e-4)
 
 
 def test_each_version_is_served_and_requests_in_flight_keep_theirs(server: Engine, adapted: list[Checkpoint]) -> None:
@@ -130,9 +125,7 @@ def test_a_stale_adapter_is_found(
         engine.serve(before)
         engine.serve(after)
         assert [replica.proven and replica.proven.exact for replica in engine._replicas] == [True]  # of the base
-    server._policy = None
-    for replica in server._replicas:
-        replica.proven = None
+    forget(server)
 
 
 def test_a_killed_server_gets_the_adapter_again(server: Engine, adapted: list[Checkpoint]) -> None:

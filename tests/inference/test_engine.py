@@ -54,7 +54,7 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
 
     ids = torch.tensor([PROMPT + completion.token_ids])
     with torch.no_grad():
-        logits = load_policy(policy.model, Train())(ids).logits[0, len(PROMPT) - 1 : -1]
+        logits = load_policy(policy.model, Train(), adapter=policy.adapter)(ids).logits[0, len(PROMPT) - 1 : -1]
     own: list[float] = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
     return own
 
@@ -341,20 +341,6 @@ def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Pat
         engine.serve(policies[0])
 
 
-@pytest.mark.long
-def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]) -> None:
-    """The request is answered, and nothing of the old server is left."""
-    engine.serve(policies[1])
-    (server,) = engine.servers
-    first = psutil.Process(server.pid)
-    family = [first, *first.children(recursive=True)]
-    first.kill()
-    completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
-    assert set(completion.versions) == {1}
-    wait_gone(family)
-    engine.serve(policies[0])
-
-
 @pytest.fixture
 def impatient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Return the session's engine with time limits of seconds."""
@@ -399,13 +385,15 @@ def test_a_swap_goes_on_after_its_engine_has_died(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_request_is_answered_after_its_engine_has_died(
-    impatient: Engine, policies: list[Checkpoint], number: int
-) -> None:
+@pytest.mark.parametrize("victim", ["server", "engine", "silent engine"])
+def test_a_request_is_answered_after_a_death(impatient: Engine, policies: list[Checkpoint], victim: str) -> None:
+    """Its server is started again with the newest policy, and nothing of the old one is left."""
     impatient.serve(policies[1])
-    core = engine_core(impatient.servers[0])
-    core.send_signal(number)
+    (server,) = impatient.servers
+    first = psutil.Process(server.pid)
+    family = [first, *first.children(recursive=True)]
+    target = first if victim == "server" else engine_core(server)
+    target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
     assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {1}
-    wait_gone([core])
+    wait_gone(family)
     impatient.serve(policies[0])

@@ -154,9 +154,7 @@ def test_calls_have_one_form(qwen3: Chat) -> None:
 def test_calls_that_no_policy_has_made_are_refused() -> None:
     """Otherwise the policy would see an empty answer with a result."""
     for arguments in (1, [1]):
-        with pytest.raises(
-            EndpointError, match="1.tool_calls.0.function.arguments: Input should be a valid string"
-        ):
+        with pytest.raises(EndpointError, match="1.tool_calls.0.function.arguments: Input should be a valid string"):
             history(arguments)
     with pytest.raises(EndpointError, match="messages.1.function_call: .*use tool_calls"):
         history("{}", tool_calls=None, function_call={"name": "add", "arguments": "{}"})
