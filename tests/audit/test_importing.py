@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from configs.audit import Audit, Checks
 from storage import layout
 from storage.commands.program import Parser
 from storage.logs import catalog
@@ -28,13 +27,10 @@ from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.audit.importing import command
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, read_row, to_trajectory
-from tasks.audit.results import CheckResult
-from tasks.audit.run import audit
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
 from tasks.problems.rows import MESSAGES
 from tasks.score.verifier import Verifier
-from tasks.tables.sets import select
-from tests.support.audit_play import FEEDBACK, Play
+from tests.support.audit_play import FEEDBACK, Play, checks_of, only
 from tests.support.chain_helpers import commit_rows
 from tests.support.chat_formats import FORMATS, chat_of
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -76,14 +72,6 @@ def imported(store: Store, *words: str, knobs: Sequence[str] = ()) -> dict[str, 
     return dict(
         command.run(store, parser.parse_args([*words, "--config", "demo", "score.workers=1", *knobs], given)).data
     )
-
-
-def checks_of(store: Store, verifier: Verifier, *targets: str, only: Sequence[str] = ()) -> dict[str, CheckResult]:
-    """Audit the targets with all checks, or with a few, which is faster."""
-    ignored = {name: {"severity": "ignore"} for name in Checks.model_fields if only and name not in only}
-    settings, cache = Audit(recomputed=0, checks=Checks.model_validate(ignored)), Path(store.path("cache"))
-    with audit(store, select(store, targets), settings, cache, verifier) as found:
-        return {check.name: check for check in found.result.checks}
 
 
 def rows_of(store: Store, version: str) -> list[Any]:
@@ -246,7 +234,7 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     nothing = {"messages": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hi."}]}
     made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
     assert "zero_variance" in {what: checks for what, _, checks in made["lacks"]}["graded turns"]
-    checks = checks_of(store, verifier, only=["mask_and_spans", "zero_variance"])
+    checks = checks_of(store, verifier, settings=only("mask_and_spans", "zero_variance"))
     assert (checks["zero_variance"].verdict, checks["zero_variance"].of) == ("pass", 0)
     assert checks["zero_variance"].says.endswith(
         "data set without graded turns, such as runs/silent/trajectories/000000"
@@ -276,7 +264,7 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     (row,) = rows_of(store, layout.trajectories("made", 0))
     assert (row.token_ids, row.sequence_starts, set(row.logprobs)) == (prompt + ids[:-1], [0], {0.0, None})
     of_tokens = ("mask_and_spans", "broken_prefix", "text_differs", "template_drift", "bad_logprobs")
-    checks = checks_of(store, verifier, "made", only=of_tokens)
+    checks = checks_of(store, verifier, "made", settings=only(*of_tokens))
     assert checks.pop("bad_logprobs").verdict == "skipped"
     assert {(check.verdict, check.of > 0) for check in checks.values()} == {("pass", True)}, checks
 
@@ -287,7 +275,7 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     row, _ = rows_of(store, layout.trajectories("kept", 0))
     assert (row.token_ids, row.sequence_starts, row.ungraded) == (more + ids, [0], [0])
     assert [row.logprobs[turn.start : turn.end] for turn in row.turns] == [[-0.5] * len(ids)] * 2
-    checks = checks_of(store, verifier, "kept", only=of_tokens)
+    checks = checks_of(store, verifier, "kept", settings=only(*of_tokens))
     assert (checks["text_differs"].cases, checks["bad_logprobs"].verdict) == (1, "pass")
 
 
@@ -351,7 +339,7 @@ def test_thoughts_are_no_differing_texts(store: Store, verifier: Verifier, tmp_p
     said = ANSWER | {"reasoning_content": "Hm"}, ANSWER
     path = write(tmp_path / "a.jsonl", [{"messages": [*ASKED, each], "reward": 1} for each in said])
     imported(store, path, "--format=messages", f"--tokenizer={tmp_path / 'tokenizer'}", "--name=mine")
-    check = checks_of(store, verifier, "mine", only=["text_differs"])["text_differs"]
+    check = checks_of(store, verifier, "mine", settings=only("text_differs"))["text_differs"]
     assert (check.verdict, check.of) == ("pass", 2)
     texts = [row.turns[0].text for row in rows_of(store, layout.trajectories("mine", 0))]
     assert texts == ["<think>\nHm\n</think>\n\nIt is 7.\n", "<think>\n</think>\n\nIt is 7.\n"]
@@ -458,7 +446,7 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     assert version == layout.trajectories("mine", 5)
     graded = list(datasets.rows(store, scores, tmp_path))
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]
-    checks = checks_of(store, verifier, "mine", only=["unmatched_gold", "unscored_turns"])
+    checks = checks_of(store, verifier, "mine", settings=only("unmatched_gold", "unscored_turns"))
     assert (checks["unmatched_gold"].verdict, checks["unscored_turns"].verdict) == ("skipped", "pass")
 
 
