@@ -3,16 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import pyarrow as pa
-
 from configs.audit import Audit
 from storage.records import Call, Trajectory
-from storage.versions.contents import _NEW_IN
 from tasks.audit.database import read_conversations
 from tasks.audit.run import set_numbers
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, say, scored
 from tests.support.branching import begin
-from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
 
 CHECKS = [
     *("mask_and_spans", "broken_prefix", "falling_versions", "bad_logprobs", "text_differs", "template_drift"),
@@ -123,31 +119,3 @@ def test_feedback_that_no_branch_was_given_is_found(audited: Audited, play: Play
     found = [name for name, _ in audited.run("template_drift")[1]]
     assert found
     assert all(name.startswith("What?") for name in found)
-
-
-def without(columns: set[str], version: int) -> Callable[[pa.Table], pa.Table]:
-    def change(rows: pa.Table) -> pa.Table:
-        kept = rows.drop_columns([name for name in rows.column_names if name in columns])
-        return kept.replace_schema_metadata({**(kept.schema.metadata or {}), b"schema_version": str(version).encode()})
-
-    return change
-
-
-def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) -> None:
-    """Rows without the newer columns have no calls and no branches; all checks run over the mixture."""
-    rows = [play(f"{number}", "18", "19") for number in range(3)]
-    rows.append(replace(branching(play, "4"), calls=[Call(0, "c", "tool", "{}", "x", "answered")]))
-    ordered = [row for row in rows for _ in range(2)]  # two rows a shard
-    named = [replace(row, trajectory_id=f"{row.trajectory_id}/{n % 2}", sample=n) for n, row in enumerate(ordered)]
-    audited.add(named)
-    for version in (1, 2, 3):
-        newer = {name for since, names in _NEW_IN["trajectories"].items() if since > version for name in names}
-        rewrite_shard(audited.store, TRAJECTORIES, without(newer, version), f"part-{version - 1:05}.parquet")
-    with audited.evidence(Audit()) as evidence:
-        assert not evidence.intake.foreign
-        found = evidence.database.all("select trajectory_id, turns, calls, branches from episodes order by 1")
-        assert found == [(row.trajectory_id, len(row.turns), len(row.calls), 2 * bool(row.follows)) for row in named]
-        follows = evidence.database.all("select follows from turns where trajectory_id = '0/0' order by turn")
-        assert follows == [(-1,), (0,)]
-    for check in ("broken_prefix", "template_drift", "repeated_calls", "tool_output_in_loss", "broken_answers"):
-        audited.run(check)

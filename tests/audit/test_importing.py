@@ -135,15 +135,12 @@ def sampled(**values: Any) -> dict[str, Any]:
     ("row", "reason"),
     [
         ({"messages": [], "tools": [{"type": "function"}]}, "a tool has no function with a name"),
-        ({"messages": [], "tools": [{"type": "function", "function": None}]}, "a tool has no function with a name"),
         ({"messages": [], "tools": [{"name": "add", "x": 2**70}]}, "exceeds 64-bit range"),
         ({"messages": [], "data_source": "\ud800"}, "surrogates not allowed"),
         (VERL | {"\ud800": 1.0}, "surrogates not allowed"),
         (VERL | {"acc": 10**400}, "too large"),
         (sampled(token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
-        (sampled(prompt_token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
         (sampled(logprobs=[5.0]), "logprobs.0=5.0: Input should be less than or equal to 0.0001"),
-        (sampled(logprobs=[2e38]), "Input should be less than or equal to 0.0001"),
         (sampled(logprobs=[-2e38]), "Input should be greater than or equal to -87.34"),
     ],
 )
@@ -185,12 +182,9 @@ QUESTION = "system\nAdd.\nuser\nWhat is {} + 4?\nassistant\n"
 
 def verl(*numbers: int, step: int = 1, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Return rows of verl, four episodes of each sum; the policy always says that those of `wrong` are 1."""
-    return [
-        {"input": QUESTION.format(n), "output": f"#### {1 if n in wrong else n + 4}", "gts": str(n + 4), "step": step}
-        | {"score": float(n not in wrong)}
-        for n in numbers
-        for _ in range(4)
-    ]
+    said = {n: 1 if n in wrong else n + 4 for n in numbers}
+    rows = [{"input": QUESTION.format(n), "output": f"#### {said[n]}", "gts": str(n + 4)} for n in numbers]
+    return [row | {"step": step, "score": float(row["output"][5:] == row["gts"])} for row in rows for _ in range(4)]
 
 
 def test_a_dump_is_audited_and_scored(store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -235,14 +229,11 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
     assert "zero_variance" in {what: checks for what, _, checks in made["lacks"]}["graded turns"]
     checks = checks_of(store, verifier, settings=only("mask_and_spans", "zero_variance"))
-    assert (checks["zero_variance"].verdict, checks["zero_variance"].of) == ("pass", 0)
-    assert checks["zero_variance"].says.endswith(
-        "data set without graded turns, such as runs/silent/trajectories/000000"
-    )
-    check = checks["mask_and_spans"]
-    assert check.of == 1
-    assert (check.verdict, [case.id for case in check.examples]) == ("fail", ["t0"])
-    assert check.says.endswith("left out: 2 data sets without token ids, such as runs/mine/trajectories/000002")
+    masks, variance = checks["mask_and_spans"], checks["zero_variance"]
+    assert (masks.of, masks.verdict, [case.id for case in masks.examples]) == (1, "fail", ["t0"])
+    assert masks.says.endswith("left out: 2 data sets without token ids, such as runs/mine/trajectories/000002")
+    assert (variance.verdict, variance.of) == ("pass", 0)
+    assert variance.says.endswith("data set without graded turns, such as runs/silent/trajectories/000000")
 
 
 def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, tmp_path: Path) -> None:
@@ -257,10 +248,8 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     again = [{"role": "user", "content": FEEDBACK}, {"role": "assistant", "content": "19"}]
     options = ("--format=messages", f"--tokenizer={folder}")
     whole = str(play.tokenizer.decode(prompt))
-    imported(
-        store, write(tmp_path / "a.jsonl", [{"input": whole, "output": "19", "gts": "19"}]),
-        "--format=verl", f"--tokenizer={folder}", "--name=made",
-    )  # fmt: skip
+    rendered = write(tmp_path / "a.jsonl", [{"input": whole, "output": "19", "gts": "19"}])
+    imported(store, rendered, "--format=verl", f"--tokenizer={folder}", "--name=made")
     (row,) = rows_of(store, layout.trajectories("made", 0))
     assert (row.token_ids, row.sequence_starts, set(row.logprobs)) == (prompt + ids[:-1], [0], {0.0, None})
     of_tokens = ("mask_and_spans", "broken_prefix", "text_differs", "template_drift", "bad_logprobs")
