@@ -15,7 +15,7 @@ from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
 from tasks.audit.checks import AuditEvidence, Measured, all_checks
-from tasks.audit.checks.functions import open_evidence
+from tasks.audit.checks.functions import add_functions
 from tasks.audit.database import open_database
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
@@ -109,7 +109,9 @@ class Audited:
         data_sets = select(self.store, ["r"])
         intake = fetch_data_sets(self.store, data_sets, self.folder)
         with open_database(data_sets, intake, settings) as database:
-            yield open_evidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
+            evidence = AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
+            add_functions(evidence)
+            yield evidence
 
 
 def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
