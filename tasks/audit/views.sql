@@ -42,6 +42,18 @@ create view texts as
     union all select 'turn', trajectory_id, data_set, 'the feedback after ' || turn_name(turn), feedback from turns
         where feedback <> '';
 
+-- The cases among these, and the columns of `Measured`, for the checks of `texts.sql`, which make the table `matching`: a
+-- text, and what it has (`kind`).
+create temp table matching (text varchar, kind varchar);
+create temp macro cases_in_texts(of_unit) as table
+    select id, data_set, name || ' has ' || kind from texts join matching using (text) where kind <> '' and unit = of_unit;
+create temp macro measured_in_texts(name, what) as table
+    select found, total, format('{:,} of {:,} prompts, turns and pieces of feedback have ', found, total) || what
+    from (
+        select cases_of(name, 'turn') + cases_of(name, 'problem') as found, (
+            select count(*) from texts where not is_left_out(data_set)) as total
+    );
+
 -- One row for each turn with feedback: row, turn, problem_id, text, and the feedback without the outputs of calls.
 -- These are taken out once each, the longest first.
 create view told as

@@ -1,10 +1,9 @@
 """The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
-The files of this folder have the checks by subject: `integrity` of the store, `templates` around tokens, `verdicts`
-with a second checker, `problems`, `tools` and `texts`. A check has the name of its knob in `configs/audit.py`, also in
-reports. It notes its cases in the database (`views.sql`) and returns
-one value, which `tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence
-is declared in a file of SQL (`_declare`); another one is a function below `check`.
+The files of this folder have the checks by subject. A check has the name of its knob in `configs/audit.py`, also in
+reports. It notes its cases in the database (`views.sql`) and returns one value, which `tasks.audit.run` compares with
+the knob's threshold. A check that is only rows of SQL and a sentence is declared in a file of SQL (`_declare`), which
+calls the functions of `functions`; another one is a function below `check`.
 """
 
 import importlib

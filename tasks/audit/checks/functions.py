@@ -13,7 +13,7 @@ import pyarrow as pa
 from storage.grouping import grouped
 from tasks.audit.checks import AuditEvidence
 from tasks.audit.checks.problems import contains_gold
-from tasks.audit.checks.texts import hidden, personal, secret
+from tasks.audit.checks.texts import PATTERNS, hidden, personal, secret
 from tasks.audit.checks.verdicts import stated
 from tasks.audit.database import AuditDatabase
 from tasks.audit.decoding import WITHOUT_TEXT, Decoder, lists
@@ -33,6 +33,8 @@ def add_functions(evidence: AuditEvidence) -> None:
     members = {(each.run, name) for each in evidence.data_sets for name in _members(each)}
     database.create("members", "run varchar, name varchar", sorted(members))
     _add_decoding(database, decoders)
+    for name, pattern in PATTERNS.items():
+        database.connection.execute(f"set variable {name}_pattern = ?", [pattern])
     functions: list[tuple[str, Callable[..., Any], str, list[str]]] = [
         ("contains_gold", contains_gold, "boolean", ["varchar", "varchar[]"]),
         ("stated_answers", stated_answers, "struct(words varchar, is_gold boolean)[]", ["varchar", "varchar[]"]),
