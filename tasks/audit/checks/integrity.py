@@ -108,13 +108,8 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     """
     from tasks.train.policy import StoredTokens, recompute
 
-    rows = evidence.database.all(
-        """select trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions from trajectories
-        where data_set = ? and policy = ? and sampling = ? and list_contains(versions, ?)
-            and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
-        order by hash(trajectory_id), row limit ?""",
-        *(played.number, played.policy, played.sampling, played.policy_version, count),
-    )
+    of_set = played.number, played.policy, played.sampling, played.policy_version, count
+    rows = evidence.database.all("from recomputed_rows(?, ?, ?, ?, ?)", *of_set)
     try:
         policy = open_checkpoint(evidence.store, played.policy, evidence.cache)
         tokens, served = [StoredTokens(*row[:5]) for row in rows], _served_format(evidence, played)
