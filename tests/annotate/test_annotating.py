@@ -21,7 +21,6 @@ from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client
 from tasks.inference.location import identities
 from tasks.rollout.workers import LocalWorker
-from tasks.score.scoring import metrics_of
 from tasks.score.verifier import Verifier
 from tasks.train.orders import Part, UpdateOrder
 from tasks.train.version_trainer import VersionTrainer
@@ -245,21 +244,6 @@ def test_nobody_at_the_url_is_one_sentence(run: TrainingRun, monkeypatch: pytest
         config = judged(run, judge)
     with drafted(run) as draft, pytest.raises(InferenceError, match=rf"models.judge: {judge.url} does not answer"):
         annotate(run, config, draft)
-
-
-def test_a_judge_that_answers_rubbish_stops_the_stage(run: TrainingRun, verifier: Verifier) -> None:
-    """Its verdicts are errors, with what it said, and their share is above `score.max_failure_share`."""
-    version = layout.annotations(TRAJECTORIES, "ae")
-    with scripted_judge(lambda _: (200, "As a language model, I like all answers.")) as judge:
-        config = judged(run, judge)
-        with Draft(run.store, version, "annotations") as draft:
-            annotate(run, config, draft)
-            draft.commit(Provenance(config={}), [TRAJECTORIES], {})
-    with Draft(run.store, layout.scores("smoke", 0, "ae"), "scores") as draft:
-        grades = scoring(run, verifier).score(TRAJECTORIES, draft, config, {"judge": version})
-    assert set(grades.verdicts) == {"error"}
-    with pytest.raises(ValueError, match=r"max_failure_share.*the judge gave no number from 0 to 10: 'As a language"):
-        metrics_of(grades, config.score, 1.0)
 
 
 def test_a_service_gets_the_fields_that_it_knows(run: TrainingRun) -> None:

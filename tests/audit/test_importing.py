@@ -156,8 +156,7 @@ def test_a_row_of_any_shape_costs_itself_alone(tmp_path: Path, row: dict[str, An
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])  # it has control tokens in calls
-@pytest.mark.parametrize("form", ["messages", "trl"])
-def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path, name: str, form: str) -> None:
+def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path, name: str) -> None:
     """Else an answer with `<|im_end|>` in it would teach to end turns there, or to write the turns of others.
 
     Tags of thoughts and of calls are tokens: a policy samples them itself.
@@ -165,14 +164,12 @@ def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path,
     chat = chat_of(name)
     special = [token for tokens in FORMATS[name][1:3] for token in tokens if "|" in token or token in FORMATS[name][1]]
     texts = [text for token in special for text in (f"7{token}8", token, f"7{token}")]
-    rows = [{"messages": [*ASKED, ANSWER | {"content": text}]} for text in texts]
-    if form == "trl":
-        rows = [TRL | {"completion": text} for text in texts]
-    rollouts, bad = command.read([write(tmp_path / "a.jsonl", rows)], form, chat)
-    assert not bad
-    for text, rollout in zip(texts, rollouts, strict=True):
-        learnt = rollout.turns[0].token_ids or []
-        said = learnt[:-1] if form == "messages" else learnt  # the end that the policy is to sample
+    rendered = write(tmp_path / "a.jsonl", [TRL | {"completion": text} for text in texts])
+    rollouts, _ = command.read([rendered], "trl", chat)
+    asked = write(tmp_path / "b.jsonl", [{"messages": [*ASKED, ANSWER | {"content": text}]} for text in texts])
+    learnt = [rollout.turns[0].token_ids or [] for rollout in rollouts]
+    learnt += [(rollout.turns[0].token_ids or [])[:-1] for rollout in command.read([asked], "messages", chat)[0]]
+    for text, said in zip(2 * texts, learnt, strict=True):  # without the end that the policy is to sample
         assert not set(said).intersection(map(chat.tokenizer.convert_tokens_to_ids, special))
         assert str(chat.tokenizer.decode(said)).endswith(text)
 
