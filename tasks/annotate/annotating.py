@@ -86,10 +86,14 @@ class Asker:
     """Some questions are equal, so that answers are worth keeping."""
 
     def __init__(self, config: Config, role: Role) -> None:
-        self.role, self.model = role, identities(config)[role]
-        self._fingerprint = model_fingerprints(config)[role]
+        self._config, self.role = config, role
         self._known = dict[Any, Annotation]()
         """Answers that may be asked for again, by the contents of questions."""
+
+    @property
+    def model(self) -> str:
+        """The identity of the model, for which its files are read."""
+        return identities(self._config)[self.role]
 
     def questions(self, rows: Trajectories) -> Iterator[dict[str, list[Question]]]:
         """Yield the questions about some trajectories at a time, by their ids."""
@@ -115,7 +119,8 @@ class Asker:
 
     def version(self, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
         """Return the version of what it says: its name depends on the model, and on how that is asked."""
-        text = json.dumps({"role": self.role, "model": self._fingerprint, **self.how}, sort_keys=True)
+        model = model_fingerprints(self._config)[self.role]
+        text = json.dumps({"role": self.role, "model": model, **self.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
