@@ -41,9 +41,9 @@ def taught(workspace: Workspace, trajectories: TrajectoriesVersion) -> Annotatio
     Raises:
         ValueError: it was not asked.
     """
-    from tasks.annotate.annotating import Annotator
+    from tasks.annotate.annotating import asker
 
-    version = Annotator(workspace.config, "teacher").version(trajectories)
+    version = asker(workspace.config, "teacher").version(trajectories)
     if not manifests.committed(workspace.store, version):
         raise ValueError(
             f"there is no {workspace.store.uri(version)}: score {trajectories} first, which asks the teacher"
@@ -54,9 +54,9 @@ def taught(workspace: Workspace, trajectories: TrajectoriesVersion) -> Annotatio
 @task(name="annotate", task_run_name="annotate-{role}", cache_policy=NO_CACHE)
 def annotate_by(workspace: Workspace, role: Role, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
     """Let one model annotate trajectories, unless it has; return the version of what it says."""
-    from tasks.annotate.annotating import Annotator
+    from tasks.annotate.annotating import asker
 
-    annotator, log = Annotator(workspace.config, role), get_run_logger().info
+    annotator, log = asker(workspace.config, role), get_run_logger().info
     version = annotator.version(trajectories)
     with workspace.stage(version) as draft:
         if draft:
@@ -87,5 +87,6 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
             metrics = metrics_of(grades, settings.score, time.monotonic() - started) | counted_questions(store, asked)
             draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
     if workspace.by_other_scorer:
-        get_run_logger().info("the run does not train on these scores, which another scorer than its own gave")
+        text = "scored by another scorer or program than the run's own, so the run does not train on it: %s"
+        get_run_logger().info(text, version)
     return version

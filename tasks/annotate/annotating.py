@@ -71,7 +71,12 @@ def _chat_in(folder: Path) -> Chat:
 
 
 class Asker:
-    """Asks one model."""
+    """Asks one model about trajectories, and annotates them with what it says.
+
+    Args:
+        config: the configuration.
+        role: of the model.
+    """
 
     columns: list[str]
     """The columns of trajectories that it reads."""
@@ -79,6 +84,16 @@ class Asker:
     """All that its answers depend on, besides the model and the trajectories."""
     repeats = True
     """Some questions are equal, so that answers are worth keeping."""
+
+    def __init__(self, config: Config, role: Role) -> None:
+        self._config, self.role = config, role
+        self._known = dict[Any, Annotation]()
+        """Answers that may be asked for again, by the contents of questions."""
+
+    @property
+    def model(self) -> str:
+        """The identity of the model, for which its files are read."""
+        return identities(self._config)[self.role]
 
     def questions(self, rows: Trajectories) -> Iterator[dict[str, list[Question]]]:
         """Yield the questions about some trajectories at a time, by their ids."""
@@ -88,11 +103,89 @@ class Asker:
         """Ask a server."""
         raise NotImplementedError
 
+    async def answer(self, models: BesideModels, client: Client, question: Question, attempts: int) -> Annotation:
+        """Return the model's answer. Servers of the flow's own are started again if they do not live any more."""
+
+        async def repair(_: object) -> None:
+            await asyncio.to_thread(models.repair, self.role)
+
+        again = retrying(attempts, slow=client.url.startswith(UNIX)).copy(before_sleep=repair)
+        try:
+            return await again(self.ask, client, question)
+        except (MalformedError, aiohttp.ClientPayloadError) as error:  # it costs this question
+            return question.answered(problem=described(error))
+        except LOST as error:
+            raise InferenceError(f"models.{self.role}: {client.url} does not answer: {described(error)}") from error
+
+    def version(self, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
+        """Return the version of what it says: its name depends on the model, and on how that is asked."""
+        model = model_fingerprints(self._config)[self.role]
+        text = json.dumps({"role": self.role, "model": model, **self.how}, sort_keys=True)
+        return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
+
+    def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
+        """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
+
+        Raises:
+            InferenceError: a server cannot be reached, refuses all questions or does not hold the model.
+        """
+        return asyncio.run(self._annotate(models, rows, draft, progress))
+
+    async def _annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
+        started, done = time.monotonic(), set(draft.notes)
+        asked, problems = 0, list[str]()
+        async with models.connect(self.role) as clients:
+            with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
+                for by_trajectory in self.questions(row for row in rows if row["trajectory_id"] not in done):
+                    questions = [question for of_it in by_trajectory.values() for question in of_it]
+                    answers, errors = await self._ask_all(models, clients, questions)
+                    for name, of_it in by_trajectory.items():
+                        if all(question in answers for question in of_it):
+                            writer.write_group([answers[each] for each in of_it], name)
+                    if errors:
+                        writer.flush()
+                        raise errors[0]
+                    asked += len(questions)
+                    problems += [each.problem for each in answers.values() if each.problem]
+                    seconds = time.monotonic() - started
+                    progress(Fleeting(f"models.{self.role} has answered {asked} questions in {seconds:.0f} s"))
+        distinct = len(self._known) if self.repeats else asked
+        named = {"role": self.role, "model": self.model, **({"example": problems[0]} if problems else {})}
+        numbers = {"asked": asked, "distinct": distinct, "problems": len(problems)}
+        return {**named, **numbers, "seconds": time.monotonic() - started}
+
+    async def _ask_all(
+        self, models: BesideModels, clients: Sequence[Client], questions: Sequence[Question]
+    ) -> tuple[dict[Question, Annotation], list[BaseException]]:
+        """Ask questions at the same time, of all servers in turn, and those with the same content once.
+
+        An error of one question leaves the others their answers, which may have been paid.
+        """
+        limits = [asyncio.Semaphore(_AT_ONCE) for _ in clients]
+
+        async def ask(question: Question, server: int) -> Annotation:
+            async with limits[server]:
+                return await self.answer(models, clients[server], question, _ATTEMPTS)
+
+        new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
+        turns = itertools.cycle(range(len(clients)))
+        answers = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
+        known = self._known if self.repeats else dict[Any, Annotation]()
+        known |= {of: each for of, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)}
+        by_question = {each: each.answered(problem=each.problem) for each in questions if each.problem}
+        by_question |= {each: known[each.content] for each in questions if each.content in known}
+        named = {
+            each: replace(of, trajectory_id=each.trajectory_id, turn=each.turn, model=self.model)
+            for each, of in by_question.items()
+        }
+        return named, [each for each in answers if isinstance(each, BaseException)]
+
 
 class _OfTurns(Asker):
     """Asks about the turns whose scorer asks this model."""
 
     def __init__(self, config: Config, role: Role) -> None:
+        super().__init__(config, role)
         score, name = config.score, config.score.models[role]
         self._score, self._name = score, name
         self.scorer: Any = SCORERS.make(name, None, score.args.get(name, {}))
@@ -197,7 +290,8 @@ class RewardAsker(_OfTurns):
 class TeacherAsker(Asker):
     """Asks a teacher for the logprob of each token of each sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, "teacher")
         self.columns = ["trajectory_id", "token_ids", "sequence_starts"]
         self.how, self.repeats = {}, False
 
@@ -224,28 +318,11 @@ def asker(config: Config, role: Role) -> Asker:
         ValueError, StorageError: the model has no files, or no chat template.
     """
     if role == "teacher":
-        return TeacherAsker()
+        return TeacherAsker(config)
     if role == "reward":
         return RewardAsker(config, folder_of(config, role))
     knobs = config.models.judge
     return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
-
-
-async def _answer(
-    role: Role, asks: Asker, models: BesideModels, client: Client, question: Question, attempts: int
-) -> Annotation:
-    """Return a model's answer. Servers of the flow's own are started again if they do not live any more."""
-
-    async def repair(_: object) -> None:
-        await asyncio.to_thread(models.repair, role)
-
-    again = retrying(attempts, slow=client.url.startswith(UNIX)).copy(before_sleep=repair)
-    try:
-        return await again(asks.ask, client, question)
-    except (MalformedError, aiohttp.ClientPayloadError) as error:  # it costs this question
-        return question.answered(problem=described(error))
-    except LOST as error:
-        raise InferenceError(f"models.{role}: {client.url} does not answer: {described(error)}") from error
 
 
 def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Trajectories, tell: Tell) -> list[str]:
@@ -262,7 +339,7 @@ def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Traj
 
     async def ask(models: BesideModels, question: Question) -> Annotation:
         async with models.connect(role) as clients:
-            return await _answer(role, asks, models, clients[0], question, _TRIES)
+            return await asks.answer(models, clients[0], question, _TRIES)
 
     for question in [each for each in questions if not each.problem][-1:]:
         tell(f"models.{role} {'is' if models else 'would be'} asked: {visible(str(question.content), _LONGEST)}")
@@ -273,85 +350,3 @@ def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Traj
             tell(f"models.{role} says: {visible(reply.answer, _LONGEST)}")
             findings += filter(None, [asks.scorer.verdict(reply).reason])
     return findings
-
-
-class Annotator:
-    """Annotates trajectories with what one model says.
-
-    Args:
-        config: the configuration.
-        role: of the model.
-
-    Raises:
-        ValueError, StorageError: see `asker`.
-    """
-
-    def __init__(self, config: Config, role: Role) -> None:
-        self._role, self._model, self._asks = role, identities(config)[role], asker(config, role)
-        self._fingerprint = model_fingerprints(config)[role]
-        self._known = dict[Any, Annotation]()
-        """Answers that may be asked for again, by the contents of questions."""
-        self.columns = self._asks.columns
-        """The columns of trajectories that it reads."""
-
-    def version(self, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
-        """Return the version of what it says: its name depends on the model, and on how that is asked."""
-        text = json.dumps({"role": self._role, "model": self._fingerprint, **self._asks.how}, sort_keys=True)
-        return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
-
-    def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
-        """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
-
-        Raises:
-            InferenceError: a server cannot be reached, refuses all questions or does not hold the model.
-        """
-        return asyncio.run(self._annotate(models, rows, draft, progress))
-
-    async def _annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
-        started, done = time.monotonic(), set(draft.notes)
-        asked, problems = 0, list[str]()
-        async with models.connect(self._role) as clients:
-            with ShardWriter(draft, ANNOTATION_SCHEMA, _ROWS_PER_SHARD) as writer:
-                for by_trajectory in self._asks.questions(row for row in rows if row["trajectory_id"] not in done):
-                    questions = [question for of_it in by_trajectory.values() for question in of_it]
-                    answers, errors = await self._ask_all(models, clients, questions)
-                    for name, of_it in by_trajectory.items():
-                        if all(question in answers for question in of_it):
-                            writer.write_group([answers[each] for each in of_it], name)
-                    if errors:
-                        writer.flush()
-                        raise errors[0]
-                    asked += len(questions)
-                    problems += [each.problem for each in answers.values() if each.problem]
-                    seconds = time.monotonic() - started
-                    progress(Fleeting(f"models.{self._role} has answered {asked} questions in {seconds:.0f} s"))
-        distinct = len(self._known) if self._asks.repeats else asked
-        named = {"role": self._role, "model": self._model, **({"example": problems[0]} if problems else {})}
-        numbers = {"asked": asked, "distinct": distinct, "problems": len(problems)}
-        return {**named, **numbers, "seconds": time.monotonic() - started}
-
-    async def _ask_all(
-        self, models: BesideModels, clients: Sequence[Client], questions: Sequence[Question]
-    ) -> tuple[dict[Question, Annotation], list[BaseException]]:
-        """Ask questions at the same time, of all servers in turn, and those with the same content once.
-
-        An error of one question leaves the others their answers, which may have been paid.
-        """
-        limits = [asyncio.Semaphore(_AT_ONCE) for _ in clients]
-
-        async def ask(question: Question, server: int) -> Annotation:
-            async with limits[server]:
-                return await _answer(self._role, self._asks, models, clients[server], question, _ATTEMPTS)
-
-        new = {each.content: each for each in questions if not each.problem and each.content not in self._known}
-        turns = itertools.cycle(range(len(clients)))
-        answers = await asyncio.gather(*(ask(each, next(turns)) for each in new.values()), return_exceptions=True)
-        known = self._known if self._asks.repeats else dict[Any, Annotation]()
-        known |= {of: each for of, each in zip(new, answers, strict=True) if not isinstance(each, BaseException)}
-        by_question = {each: each.answered(problem=each.problem) for each in questions if each.problem}
-        by_question |= {each: known[each.content] for each in questions if each.content in known}
-        named = {
-            each: replace(of, trajectory_id=each.trajectory_id, turn=each.turn, model=self._model)
-            for each, of in by_question.items()
-        }
-        return named, [each for each in answers if isinstance(each, BaseException)]

@@ -25,7 +25,7 @@ from storage.versions.drafts import Provenance, stage
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
 from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
-from tasks.audit.checks.functions import open_evidence
+from tasks.audit.checks.functions import add_functions
 from tasks.audit.database import AuditDatabase, Conversation, open_database, read_conversations
 from tasks.audit.report import page
 from tasks.audit.results import AuditResult, CheckResult, Histogram, Level, SetNumbers, from_dict, worst
@@ -68,7 +68,8 @@ def audit(
     tell("fetch and verify")
     with open_database(data_sets, intake, settings) as database:
         tell("tables")
-        evidence = open_evidence(database, store, cache, data_sets, intake, settings, verifier)
+        evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
+        add_functions(evidence)
         results = list[CheckResult]()
         for name in Checks.model_fields:
             if getattr(settings.checks, name).severity != "ignore":

@@ -42,6 +42,18 @@ create view texts as
     union all select 'turn', trajectory_id, data_set, 'the feedback after ' || turn_name(turn), feedback from turns
         where feedback <> '';
 
+-- The cases among these, and the columns of `Measured`, for the checks of `texts.sql`, which make the table `matching`: a
+-- text, and what it has (`kind`).
+create temp table matching (text varchar, kind varchar);
+create temp macro cases_in_texts(of_unit) as table
+    select id, data_set, name || ' has ' || kind from texts join matching using (text) where kind <> '' and unit = of_unit;
+create temp macro measured_in_texts(name, what) as table
+    select found, total, format('{:,} of {:,} prompts, turns and pieces of feedback have ', found, total) || what
+    from (
+        select cases_of(name, 'turn') + cases_of(name, 'problem') as found, (
+            select count(*) from texts where not is_left_out(data_set)) as total
+    );
+
 -- One row for each turn with feedback: row, turn, problem_id, text, and the feedback without the outputs of calls.
 -- These are taken out once each, the longest first.
 create view told as
@@ -321,3 +333,31 @@ create temp view played_sets as
         ) qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
     ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
     order by run, evaluation, iteration, data_set;
+
+-- A sample of the turns on which math-verify gave a verdict: trajectory_id, version, turn, given, solutions.
+create temp macro judged_turns(of_verdict, most) as table
+    select trajectory_id, version, turn, given, solutions
+    from (
+        select row, data_set, turn, given, trajectory_id from turns
+        where verdict = of_verdict and scorer = 'math-verify' and not is_left_out(data_set)
+        order by hash(row, turn), row, turn limit most
+    ) join (select row, solutions from trajectories) using (row)
+    join (select data_set, version from data_sets) using (data_set) order by row, turn;
+
+-- The gold answers that math-verify compares, of each problem: problem_id, gold; empty for a problem without any.
+create temp view distinct_golds as
+    select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
+    where math_verify and not all_left_out(data_sets) order by all;
+
+-- The problem of each trajectory that is no evaluation's.
+create temp view training_rows as
+    select d.run, problem_id, prompt, solutions, metadata
+    from trajectories join (select data_set, run, evaluation from data_sets) d using (data_set) where not evaluation;
+
+-- Some rows of a data set by one policy with one sampling, which have whole token columns and tokens of the policy's
+-- version: trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions.
+create temp macro recomputed_rows(of_set, of_policy, of_sampling, of_version, most) as table
+    select trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions from trajectories
+    where data_set = of_set and policy = of_policy and sampling = of_sampling and list_contains(versions, of_version)
+        and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
+    order by hash(trajectory_id), row limit most;

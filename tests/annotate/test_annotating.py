@@ -15,13 +15,12 @@ from storage.versions import datasets
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.annotate import annotating
-from tasks.annotate.annotating import Annotator, Question, TeacherAsker
+from tasks.annotate.annotating import Asker, Question, TeacherAsker, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.client import Client
 from tasks.inference.location import identities
 from tasks.rollout.workers import LocalWorker
-from tasks.score.scoring import metrics_of
 from tasks.score.verifier import Verifier
 from tasks.train.orders import Part, UpdateOrder
 from tasks.train.version_trainer import VersionTrainer
@@ -43,7 +42,7 @@ def judged(run: TrainingRun, judge: ScriptedJudge, *knobs: str) -> Config:
 
 
 def annotate(run: TrainingRun, config: Config, draft: Draft) -> dict[str, Any]:
-    annotator, told = Annotator(config, "judge"), list[str]()
+    annotator, told = asker(config, "judge"), list[str]()
     rows = datasets.rows(run.store, TRAJECTORIES, run.folder / "cache", annotator.columns)
     with BesideModels(config, run.folder) as models:
         return annotator.annotate(models, rows, draft, told.append)
@@ -74,7 +73,7 @@ def test_answers_are_stored_and_scores_are_made_of_them(
     monkeypatch.setenv("JUDGE_API_KEY", "secret")
     with scripted_judge(good) as judge:
         config = judged(run, judge)
-        version = Annotator(config, "judge").version(TRAJECTORIES)
+        version = asker(config, "judge").version(TRAJECTORIES)
         with Draft(run.store, version, "annotations") as draft:
             metrics = annotate(run, config, draft)
             draft.commit(Provenance(config={}), [TRAJECTORIES], metrics)
@@ -87,7 +86,7 @@ def test_answers_are_stored_and_scores_are_made_of_them(
     assert all(row.answer == good(row.prompt)[1] for row in rows)
     scale = config.score.model_copy(update={"args": {"judge": {**config.score.args["judge"], "scale": [0, 20]}}})
     for settings in (config, config.model_copy(update={"score": scale})):
-        assert Annotator(settings, "judge").version(TRAJECTORIES) == version
+        assert asker(settings, "judge").version(TRAJECTORIES) == version
         with Draft(run.store, f"{layout.scores('smoke', 0, 'aa')}", "scores") as draft:
             grades = scoring(run, verifier).score(TRAJECTORIES, draft, settings, {"judge": version})
         assert grades.verdicts.total() == turns(run)
@@ -164,16 +163,18 @@ def test_an_answer_that_is_none_costs_its_turn(run: TrainingRun, status: int, bo
 def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
     """A connection that ends within an answer is tried again, but the last attempt costs the question, no stage."""
 
-    class OfChat:
+    class OfChat(Asker):
         async def ask(self, client: Client, question: Question) -> Annotation:
             return question.answered(answer=(await client.chat("script", [], {}))[0])
 
-    class OfReward:
+    class OfReward(Asker):
         async def ask(self, client: Client, question: Question) -> Annotation:
             return question.answered(value=await client.pooled([1]))
 
     models: Any = None  # which is not asked to start a server again
-    asks: Any = {"judge": OfChat, "reward": OfReward, "teacher": TeacherAsker}[role]()
+    kind: type[Asker] = {"judge": OfChat, "reward": OfReward, "teacher": TeacherAsker}[role]
+    asks = kind.__new__(kind)  # without a configuration
+    asks.role = role
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -183,7 +184,7 @@ def test_broken_http_costs_its_question(role: Role, sent: bytes) -> None:
     async def ask() -> Annotation:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server, Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, 5, 64) as client:
-            return await annotating._answer(role, asks, models, client, Question("t", -1, ((1, 2),)), 1)
+            return await asks.answer(models, client, Question("t", -1, ((1, 2),)), 1)
 
     assert "no HTTP" in (said := asyncio.run(ask()).problem) or "ClientPayloadError" in said
 
@@ -245,21 +246,6 @@ def test_nobody_at_the_url_is_one_sentence(run: TrainingRun, monkeypatch: pytest
         annotate(run, config, draft)
 
 
-def test_a_judge_that_answers_rubbish_stops_the_stage(run: TrainingRun, verifier: Verifier) -> None:
-    """Its verdicts are errors, with what it said, and their share is above `score.max_failure_share`."""
-    version = layout.annotations(TRAJECTORIES, "ae")
-    with scripted_judge(lambda _: (200, "As a language model, I like all answers.")) as judge:
-        config = judged(run, judge)
-        with Draft(run.store, version, "annotations") as draft:
-            annotate(run, config, draft)
-            draft.commit(Provenance(config={}), [TRAJECTORIES], {})
-    with Draft(run.store, layout.scores("smoke", 0, "ae"), "scores") as draft:
-        grades = scoring(run, verifier).score(TRAJECTORIES, draft, config, {"judge": version})
-    assert set(grades.verdicts) == {"error"}
-    with pytest.raises(ValueError, match=r"max_failure_share.*the judge gave no number from 0 to 10: 'As a language"):
-        metrics_of(grades, config.score, 1.0)
-
-
 def test_a_service_gets_the_fields_that_it_knows(run: TrainingRun) -> None:
     """Newer models take neither max_tokens nor temperature 0; what is sent is a part of what names the answers."""
     request = "models.judge.request={max_tokens: null, max_completion_tokens: 99, temperature: null, seed: null}"
@@ -267,7 +253,7 @@ def test_a_service_gets_the_fields_that_it_knows(run: TrainingRun) -> None:
         for knobs in ([], [request]):
             with drafted(run) as draft:
                 annotate(run, judged(run, judge, *knobs), draft)
-        versions = {Annotator(judged(run, judge, *knobs), "judge").version(TRAJECTORIES) for knobs in ([], [request])}
+        versions = {asker(judged(run, judge, *knobs), "judge").version(TRAJECTORIES) for knobs in ([], [request])}
     assert {**judge.fields[0], "seed": 0} == {"model": "script", "max_tokens": 512, "temperature": 0.0, "seed": 0}
     assert judge.fields[-1] == {"model": "script", "max_completion_tokens": 99}
     assert len(versions) == 2

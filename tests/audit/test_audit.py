@@ -1,16 +1,14 @@
 """The audit as a whole on small stores: all data are read, and damage is reported as a case, never as a traceback."""
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from configs.audit import Audit, Checks
 from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
@@ -20,18 +18,17 @@ from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
-from tasks.audit.checks import all_checks
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
-from tasks.audit.results import CheckResult, from_dict
+from tasks.audit.results import from_dict
 from tasks.audit.run import Audited, audit, commit_audit, read_audit
 from tasks.score.verifier import Verifier
 from tasks.tables.db import open_trajectory_db
 from tasks.tables.sets import parse_since, select
+from tests.support.audit_play import checks_of, only
 from tests.support.chain_helpers import commit_rows, key, rewrite
 from tests.support.train_helpers import make_scores, make_trajectory
 
-KNOBS = Audit(recomputed=0)
 SET = layout.trajectories("r", 0)
 ROWS = [make_trajectory(f"t{number}", [[7, 8], [9]]) for number in range(4)]
 VERDICTS = [score for row in ROWS for score in make_scores(row.trajectory_id, 0.0, 1.0)]
@@ -47,32 +44,12 @@ def commit(
     return version
 
 
-@contextmanager
-def audited(store: Store, verifier: Verifier, *targets: str, knobs: Audit = KNOBS) -> Iterator[Audited]:
-    chosen = select(store, targets)
-    with tempfile.TemporaryDirectory() as cache, audit(store, chosen, knobs, Path(cache), verifier) as found:
-        yield found
+def audited(store: Store, verifier: Verifier, *targets: str) -> AbstractContextManager[Audited]:
+    return audit(store, select(store, targets), only(), Path(store.path("cache")), verifier)
 
 
 def keep(store: Store, found: Audited) -> Manifest:
     return commit_audit(store, select(store, ["r"]), found, Provenance(config={}), Path(store.path("cache")), "reader")
-
-
-def run_checks(store: Store, verifier: Verifier, *targets: str, knobs: Audit = KNOBS) -> dict[str, CheckResult]:
-    with audited(store, verifier, *targets, knobs=knobs) as found:
-        return {check.name: check for check in found.result.checks}
-
-
-def only(name: str, knob: Mapping[str, object] | None = None) -> Audit:
-    """Return settings for a single check, which take a fraction of the time of all."""
-    others = {other: {"severity": "ignore"} for other in Checks.model_fields if other != name}
-    return Audit(recomputed=0, checks=Checks.model_validate(others | {name: knob or {}}))
-
-
-def test_every_knob_is_a_check() -> None:
-    """A threshold without a check would look like a passed audit; registration refuses a check without a threshold."""
-    assert set(all_checks()) == set(Checks.model_fields)
-    assert all(check.about for check in all_checks().values())
 
 
 def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -96,13 +73,11 @@ def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_pat
 def test_an_empty_data_set_has_nothing_to_look_at(store: Store, verifier: Verifier) -> None:
     """Only integrity is checked in an empty data set; all other checks are skipped with a reason."""
     commit(store, [], [])
-    checks = run_checks(store, verifier, "r")
+    checks = checks_of(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "pass"
-    others = [
-        check for name, check in checks.items() if name not in ("damaged_objects", "wrong_schema", "broken_parents")
-    ]
-    assert {check.verdict for check in others} == {"skipped"}
-    assert {check.says for check in others} == {"there is no row to check"}
+    others = checks.keys() - {"damaged_objects", "wrong_schema", "broken_parents"}
+    said = {(checks[name].verdict, checks[name].says) for name in others}
+    assert said == {("skipped", "there is no row to check")}
     with audited(store, verifier, "r") as found:
         assert found.result.verdict == "skipped"
 
@@ -113,12 +88,12 @@ def test_without_scores(store: Store, verifier: Verifier) -> None:
     A check can be reduced to a warning, given another threshold, or ignored.
     """
     commit(store, scores=None)
-    checks = run_checks(store, verifier, "r")
+    checks = checks_of(store, verifier, "r")
     assert (checks["unscored_turns"].verdict, checks["unscored_turns"].cases) == ("fail", 8)
     assert checks["zero_variance"].verdict == "skipped"
     assert "python -m flows.score" in checks["zero_variance"].says
     for knob, verdict in (({"severity": "warn"}, "warn"), ({"threshold": 8}, "pass"), ({"severity": "ignore"}, None)):
-        check = run_checks(store, verifier, "r", knobs=only("unscored_turns", knob)).get("unscored_turns")
+        check = checks_of(store, verifier, "r", settings=only("unscored_turns", **knob)).get("unscored_turns")
         assert (check.verdict if check else None) == verdict
 
 
@@ -152,14 +127,14 @@ def test_objects_that_no_manifest_names_are_named_and_not_read(
     checkpoints.commit(store, policy, model, None, Canary([1, 2], [-1.0]), Provenance(config={}), [], {})
     commit_rows(store, SET, "trajectories", ROWS, [policy])
     commit_rows(store, scores, "scores", VERDICTS, [SET])
-    before = run_checks(store, verifier, "r")
+    before = checks_of(store, verifier, "r")
     strays = {key(store, policy, "model/config.json").replace("config.json", "chat_template.jinja"): b"{{ messages }}"}
     for version in (SET, scores):
         shard = key(store, version, "part-00000.parquet")
         strays[shard.replace("part-00000", "part-00009")] = store.read(shard)
     for path, data in strays.items():
         store.write(path, data)
-    checks = run_checks(store, verifier, "r")
+    checks = checks_of(store, verifier, "r")
     damaged = checks.pop("damaged_objects")
     assert (damaged.verdict, {case.id for case in damaged.examples}) == ("fail", set(strays))
     assert "3 objects are named by no manifest" in damaged.says
@@ -174,11 +149,11 @@ def test_collected_scores_are_not_missing(store: Store, verifier: Verifier) -> N
     commit(store)
     commit(store, iteration=1, scores=None)
     store.write(layout.tombstone(layout.scores("r", 0, "5c0e")), b"{}")
-    assert run_checks(store, verifier, "r")["unscored_turns"].cases == 8, "the 8 turns of iteration 1 have no scores"
+    assert checks_of(store, verifier, "r")["unscored_turns"].cases == 8, "the 8 turns of iteration 1 have no scores"
     with Lease(store, "r", 60, "stop", "a flow run"):
-        assert run_checks(store, verifier, "r")["unscored_turns"].cases == 0
+        assert checks_of(store, verifier, "r")["unscored_turns"].cases == 0
     store.write(layout.tombstone(SET), b"{}")
-    check = run_checks(store, verifier, "r")["damaged_objects"]
+    check = checks_of(store, verifier, "r")["damaged_objects"]
     assert check.verdict == "pass"
     assert "1 data sets were collected by gc" in check.says
 
@@ -187,15 +162,11 @@ def test_collected_scores_are_not_missing(store: Store, verifier: Verifier) -> N
 def test_only_neighbours_are_compared(store: Store, verifier: Verifier) -> None:
     """Only adjacent iterations are compared, as a gap may hold learning."""
     for iteration, success in ((0, 0.0), (1, 1.0), (3, 0.0)):
-        rows = [
-            make_trajectory(f"{iteration}/{problem}/{sample}", [[7, 8]], problem=f"p{problem}")
-            for problem in range(40)
-            for sample in range(2)
-        ]
+        rows = [make_trajectory(f"{iteration}/{n}", [[7, 8]], problem=f"p{n // 2}") for n in range(80)]
         scores = [score for row in rows for score in make_scores(row.trajectory_id, success)]
         commit(store, rows, scores, iteration)
     for targets, steps in ((["r"], 1), ([layout.trajectories("r", 0), layout.trajectories("r", 3)], 0)):
-        check = run_checks(store, verifier, *targets, knobs=only("success_drift"))["success_drift"]
+        check = checks_of(store, verifier, *targets, settings=only("success_drift"))["success_drift"]
         assert (check.of, check.verdict) == (steps, "warn" if steps else "pass")
         assert [case.id for case in check.examples] == [layout.trajectories("r", 1)][:steps]
 
@@ -209,7 +180,7 @@ def test_a_policy_among_the_parents_is_no_stranger(store: Store, verifier: Verif
     names = [*policies, layout.checkpoint("other", 0), policies[0]]
     rows = [replace(row, policy=policy) for row, policy in zip(ROWS, names, strict=True)]
     commit_rows(store, SET, "trajectories", rows, policies[::-1])
-    assert [case.id for case in run_checks(store, verifier, "r")["broken_parents"].examples] == ["t2"]
+    assert [case.id for case in checks_of(store, verifier, "r")["broken_parents"].examples] == ["t2"]
 
 
 def test_data_sets_are_selected_by_name_and_time(store: Store) -> None:
@@ -244,7 +215,7 @@ def test_only_committed_scores_count(store: Store, verifier: Verifier) -> None:
     with Draft(store, layout.scores("r", 0, "7e"), "scores"):
         pass
     assert select(store, ["r"])[0].scores == [layout.scores("r", 0, "5c0e"), newer]
-    assert run_checks(store, verifier, "r")["unscored_turns"].cases == 6
+    assert checks_of(store, verifier, "r")["unscored_turns"].cases == 6
     assert manifests.committed(store, newer)
 
 
@@ -260,15 +231,13 @@ def test_calls_of_tools_change_no_number(store: Store, verifier: Verifier, tmp_p
     scores = [replace(score, turn=2 * score.turn + 1) for score in VERDICTS]
     calls = [replace(score, turn=score.turn - 1, verdict="none", success=0.0, reward=0.0) for score in scores]
     commit(other, rows, [*calls, *scores])
-    names = ("success", "any_turn", "fixed", "broken", "unparsable", "zero_variance", "rewards")
+    names, seen = ("success", "any_turn", "fixed", "broken", "unparsable", "zero_variance", "rewards"), list[Any]()
     with audited(store, verifier, "r") as plain, audited(other, verifier, "r") as called:
-        numbers, values, first = (
-            [[getattr(found.result.sets[0], name) for name in names] for found in (plain, called)],
-            [[check.value for check in found.result.checks if check.name in SAME] for found in (plain, called)],
-            [found.database.all("select first, best from episodes") for found in (plain, called)],
-        )
-    for without, with_calls in (numbers, values, first):
-        assert without == with_calls
+        for found in (plain, called):
+            measured = {check.name: check.value for check in found.result.checks if check.name in SAME}
+            numbers = [getattr(found.result.sets[0], name) for name in names]
+            seen.append((measured, numbers, found.database.all("select first, best from episodes")))
+    assert seen[0] == seen[1]
 
 
 def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) -> None:
@@ -288,10 +257,7 @@ def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) 
 def test_games_without_gold_are_no_leak_and_no_contamination(store: Store, verifier: Verifier) -> None:
     """They have one prompt and differ by metadata; the evaluation's only game that is also trained on is named."""
     games = [Problem(f"g{n}", "Find the exit.", [], metadata=f'{{"seed": {n}}}') for n in range(8)]
-    rows = [
-        replace(row, problem_id=game.problem_id, prompt=game.prompt, solutions=[], metadata=game.metadata)
-        for row, game in zip(ROWS, games, strict=False)
-    ]
+    rows = [replace(row, **asdict(game)) for row, game in zip(ROWS, games, strict=False)]
     rows = [replace(row, turns=[replace(row.turns[0], feedback="Out: the answer is 3."), row.turns[1]]) for row in rows]
     commit(store, rows)
     scores = layout.scores("r", 0, "5c0e")
@@ -300,7 +266,7 @@ def test_games_without_gold_are_no_leak_and_no_contamination(store: Store, verif
     commit_rows(store, held_out, "problems", games[3:], [])
     played = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
     commit_rows(store, played, "evaluation", [], [held_out])
-    found = run_checks(store, verifier, "r")
+    found = checks_of(store, verifier, "r")
     assert (found["contamination"].cases, found["contamination"].of) == (1, 4)
     assert "is g3 of problems/a1" in found["contamination"].examples[0].detail
     assert [found[name].cases for name in ("leaked_answers", "unmatched_gold", "verdicts_disagree")] == [0, 0, 0]
@@ -317,6 +283,6 @@ def test_other_scorers_answers_are_no_mathematics(store: Store, verifier: Verifi
     for knobs in ({}, {"score": {"type": {"default": "math-verify", "code": "code"}}}):
         scores = layout.scores("r", 0, "5c0e")
         rewrite(store, scores, lambda values, knobs=knobs: values["config"].update(knobs))  # type: ignore[misc]
-        check = run_checks(store, verifier, "r", knobs=only("unmatched_gold"))["unmatched_gold"]
+        check = checks_of(store, verifier, "r", settings=only("unmatched_gold"))["unmatched_gold"]
         found.append((check.cases, check.of))
     assert found == [(1, 2), (0, 0)]  # the empty one matches nothing

@@ -24,6 +24,12 @@ def is_clean(text: str) -> bool:
     return not set(text) & set("\x1b\r\x07\u202e\u200b\x9b") and max(map(len, text.splitlines()), default=0) < 2500
 
 
+def printed_by(*command: str) -> str:
+    call = [sys.executable, *command]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return done.stdout + done.stderr
+
+
 @pytest.fixture
 def evil_store(store: Store) -> Store:
     """A store whose manifests have hostile text in every text field."""
@@ -43,10 +49,9 @@ def evil_store(store: Store) -> Store:
 @pytest.mark.slow
 def test_errors_of_flows_are_clean() -> None:
     """Errors of flows before they start are printable and keep their own line breaks."""
-    call = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"run.{EVIL}=1"]
-    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert is_clean(done.stdout + done.stderr)
-    assert "smoke:\n  run.⟨U+001B⟩" in done.stdout + done.stderr
+    printed = printed_by("-m", "flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")
+    assert is_clean(printed)
+    assert "smoke:\n  run.⟨U+001B⟩" in printed
 
 
 def test_commands_print_no_escapes(evil_store: Store) -> None:
@@ -54,9 +59,8 @@ def test_commands_print_no_escapes(evil_store: Store) -> None:
     root = ("--root", evil_store.root)
     assert is_clean(call_program(storage_main, *root, "show", "--config", "best")[0])
     assert is_clean(call_program(storage_main, *root, "show", f"no{EVIL}{ENDLESS}", status=1)[1])
-    assert is_clean(
-        call_program(provenance_main, "--root", f"/nowhere{EVIL}{ENDLESS}", "trained-on", EVIL, status=1)[1]
-    )
+    nowhere = f"/nowhere{EVIL}{ENDLESS}"
+    assert is_clean(call_program(provenance_main, "--root", nowhere, "trained-on", EVIL, status=1)[1])
     printed, _ = call_program(storage_main, *root, "--json", "alias", "history", "best")
     assert "\\u202e" in printed
     assert ENDLESS in printed
@@ -69,9 +73,7 @@ def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     Output(None, made).print(as_json=False)
     printed = capsys.readouterr().out + evaluation.rendered(evaluation.table(f"[b]{EVIL}", rows), f"[i]{EVIL}")
     assert is_clean(printed)
-    assert "[red]" in printed
-    assert "[b]" in printed
-    assert "[i]" in printed
+    assert all(markup in printed for markup in ("[red]", "[b]", "[i]"))
 
 
 def test_logs_are_clean() -> None:
@@ -83,10 +85,8 @@ def test_logs_are_clean() -> None:
         "try: raise ValueError(evil + 'y' * 100_000)\nexcept ValueError: log.exception('said')\n"
         "log.warning('%d wrong', evil)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, EVIL], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert is_clean(done.stderr.replace(repr(EVIL), ""))
-    assert done.stderr.startswith("two\nlines ⟨U+001B⟩[2J⟨U+000D⟩")
-    assert "\n7\n" in done.stderr
-    assert "ValueError: ⟨U+001B⟩" in done.stderr
+    printed = printed_by("-c", code, EVIL)
+    assert is_clean(printed.replace(repr(EVIL), ""))
+    assert printed.startswith("two\nlines ⟨U+001B⟩[2J⟨U+000D⟩")
+    assert "\n7\n" in printed
+    assert "ValueError: ⟨U+001B⟩" in printed

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from configs.audit import Audit, Checks
 from storage import layout
 from storage.commands.program import Parser
 from storage.logs import catalog
@@ -28,13 +27,10 @@ from storage.versions import datasets, manifests
 from tasks.agents.chat import Chat
 from tasks.audit.importing import command
 from tasks.audit.importing.rollout import Rollout, _calls, add_tokens, problem_of, read_row, to_trajectory
-from tasks.audit.results import CheckResult
-from tasks.audit.run import audit
 from tasks.problems.problem_set import BadRow, ProblemError, RowError
 from tasks.problems.rows import MESSAGES
 from tasks.score.verifier import Verifier
-from tasks.tables.sets import select
-from tests.support.audit_play import FEEDBACK, Play
+from tests.support.audit_play import FEEDBACK, Play, checks_of, only
 from tests.support.chain_helpers import commit_rows
 from tests.support.chat_formats import FORMATS, chat_of
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -76,14 +72,6 @@ def imported(store: Store, *words: str, knobs: Sequence[str] = ()) -> dict[str, 
     return dict(
         command.run(store, parser.parse_args([*words, "--config", "demo", "score.workers=1", *knobs], given)).data
     )
-
-
-def checks_of(store: Store, verifier: Verifier, *targets: str, only: Sequence[str] = ()) -> dict[str, CheckResult]:
-    """Audit the targets with all checks, or with a few, which is faster."""
-    ignored = {name: {"severity": "ignore"} for name in Checks.model_fields if only and name not in only}
-    settings, cache = Audit(recomputed=0, checks=Checks.model_validate(ignored)), Path(store.path("cache"))
-    with audit(store, select(store, targets), settings, cache, verifier) as found:
-        return {check.name: check for check in found.result.checks}
 
 
 def rows_of(store: Store, version: str) -> list[Any]:
@@ -147,15 +135,12 @@ def sampled(**values: Any) -> dict[str, Any]:
     ("row", "reason"),
     [
         ({"messages": [], "tools": [{"type": "function"}]}, "a tool has no function with a name"),
-        ({"messages": [], "tools": [{"type": "function", "function": None}]}, "a tool has no function with a name"),
         ({"messages": [], "tools": [{"name": "add", "x": 2**70}]}, "exceeds 64-bit range"),
         ({"messages": [], "data_source": "\ud800"}, "surrogates not allowed"),
         (VERL | {"\ud800": 1.0}, "surrogates not allowed"),
         (VERL | {"acc": 10**400}, "too large"),
         (sampled(token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
-        (sampled(prompt_token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
         (sampled(logprobs=[5.0]), "logprobs.0=5.0: Input should be less than or equal to 0.0001"),
-        (sampled(logprobs=[2e38]), "Input should be less than or equal to 0.0001"),
         (sampled(logprobs=[-2e38]), "Input should be greater than or equal to -87.34"),
     ],
 )
@@ -171,8 +156,7 @@ def test_a_row_of_any_shape_costs_itself_alone(tmp_path: Path, row: dict[str, An
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])  # it has control tokens in calls
-@pytest.mark.parametrize("form", ["messages", "trl"])
-def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path, name: str, form: str) -> None:
+def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path, name: str) -> None:
     """Else an answer with `<|im_end|>` in it would teach to end turns there, or to write the turns of others.
 
     Tags of thoughts and of calls are tokens: a policy samples them itself.
@@ -180,14 +164,12 @@ def test_what_reads_like_a_control_token_in_an_answer_stays_text(tmp_path: Path,
     chat = chat_of(name)
     special = [token for tokens in FORMATS[name][1:3] for token in tokens if "|" in token or token in FORMATS[name][1]]
     texts = [text for token in special for text in (f"7{token}8", token, f"7{token}")]
-    rows = [{"messages": [*ASKED, ANSWER | {"content": text}]} for text in texts]
-    if form == "trl":
-        rows = [TRL | {"completion": text} for text in texts]
-    rollouts, bad = command.read([write(tmp_path / "a.jsonl", rows)], form, chat)
-    assert not bad
-    for text, rollout in zip(texts, rollouts, strict=True):
-        learnt = rollout.turns[0].token_ids or []
-        said = learnt[:-1] if form == "messages" else learnt  # the end that the policy is to sample
+    rendered = write(tmp_path / "a.jsonl", [TRL | {"completion": text} for text in texts])
+    rollouts, _ = command.read([rendered], "trl", chat)
+    asked = write(tmp_path / "b.jsonl", [{"messages": [*ASKED, ANSWER | {"content": text}]} for text in texts])
+    learnt = [rollout.turns[0].token_ids or [] for rollout in rollouts]
+    learnt += [(rollout.turns[0].token_ids or [])[:-1] for rollout in command.read([asked], "messages", chat)[0]]
+    for text, said in zip(2 * texts, learnt, strict=True):  # without the end that the policy is to sample
         assert not set(said).intersection(map(chat.tokenizer.convert_tokens_to_ids, special))
         assert str(chat.tokenizer.decode(said)).endswith(text)
 
@@ -197,12 +179,9 @@ QUESTION = "system\nAdd.\nuser\nWhat is {} + 4?\nassistant\n"
 
 def verl(*numbers: int, step: int = 1, wrong: Sequence[int] = ()) -> list[dict[str, Any]]:
     """Return rows of verl, four episodes of each sum; the policy always says that those of `wrong` are 1."""
-    return [
-        {"input": QUESTION.format(n), "output": f"#### {1 if n in wrong else n + 4}", "gts": str(n + 4), "step": step}
-        | {"score": float(n not in wrong)}
-        for n in numbers
-        for _ in range(4)
-    ]
+    said = {n: 1 if n in wrong else n + 4 for n in numbers}
+    rows = [{"input": QUESTION.format(n), "output": f"#### {said[n]}", "gts": str(n + 4)} for n in numbers]
+    return [row | {"step": step, "score": float(row["output"][5:] == row["gts"])} for row in rows for _ in range(4)]
 
 
 def test_a_dump_is_audited_and_scored(store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -246,15 +225,12 @@ def test_what_other_programs_lack_hides_no_fault_of_others(store: Store, verifie
     nothing = {"messages": [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hi."}]}
     made = imported(store, write(tmp_path / "b.jsonl", [nothing, nothing]), "--format=messages", "--name=silent")
     assert "zero_variance" in {what: checks for what, _, checks in made["lacks"]}["graded turns"]
-    checks = checks_of(store, verifier, only=["mask_and_spans", "zero_variance"])
-    assert (checks["zero_variance"].verdict, checks["zero_variance"].of) == ("pass", 0)
-    assert checks["zero_variance"].says.endswith(
-        "data set without graded turns, such as runs/silent/trajectories/000000"
-    )
-    check = checks["mask_and_spans"]
-    assert check.of == 1
-    assert (check.verdict, [case.id for case in check.examples]) == ("fail", ["t0"])
-    assert check.says.endswith("left out: 2 data sets without token ids, such as runs/mine/trajectories/000002")
+    checks = checks_of(store, verifier, settings=only("mask_and_spans", "zero_variance"))
+    masks, variance = checks["mask_and_spans"], checks["zero_variance"]
+    assert (masks.of, masks.verdict, [case.id for case in masks.examples]) == (1, "fail", ["t0"])
+    assert masks.says.endswith("left out: 2 data sets without token ids, such as runs/mine/trajectories/000002")
+    assert (variance.verdict, variance.of) == ("pass", 0)
+    assert variance.says.endswith("data set without graded turns, such as runs/silent/trajectories/000000")
 
 
 def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, tmp_path: Path) -> None:
@@ -269,14 +245,12 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     again = [{"role": "user", "content": FEEDBACK}, {"role": "assistant", "content": "19"}]
     options = ("--format=messages", f"--tokenizer={folder}")
     whole = str(play.tokenizer.decode(prompt))
-    imported(
-        store, write(tmp_path / "a.jsonl", [{"input": whole, "output": "19", "gts": "19"}]),
-        "--format=verl", f"--tokenizer={folder}", "--name=made",
-    )  # fmt: skip
+    rendered = write(tmp_path / "a.jsonl", [{"input": whole, "output": "19", "gts": "19"}])
+    imported(store, rendered, "--format=verl", f"--tokenizer={folder}", "--name=made")
     (row,) = rows_of(store, layout.trajectories("made", 0))
     assert (row.token_ids, row.sequence_starts, set(row.logprobs)) == (prompt + ids[:-1], [0], {0.0, None})
     of_tokens = ("mask_and_spans", "broken_prefix", "text_differs", "template_drift", "bad_logprobs")
-    checks = checks_of(store, verifier, "made", only=of_tokens)
+    checks = checks_of(store, verifier, "made", settings=only(*of_tokens))
     assert checks.pop("bad_logprobs").verdict == "skipped"
     assert {(check.verdict, check.of > 0) for check in checks.values()} == {("pass", True)}, checks
 
@@ -287,7 +261,7 @@ def test_tokens_are_kept_or_made(store: Store, verifier: Verifier, play: Play, t
     row, _ = rows_of(store, layout.trajectories("kept", 0))
     assert (row.token_ids, row.sequence_starts, row.ungraded) == (more + ids, [0], [0])
     assert [row.logprobs[turn.start : turn.end] for turn in row.turns] == [[-0.5] * len(ids)] * 2
-    checks = checks_of(store, verifier, "kept", only=of_tokens)
+    checks = checks_of(store, verifier, "kept", settings=only(*of_tokens))
     assert (checks["text_differs"].cases, checks["bad_logprobs"].verdict) == (1, "pass")
 
 
@@ -351,7 +325,7 @@ def test_thoughts_are_no_differing_texts(store: Store, verifier: Verifier, tmp_p
     said = ANSWER | {"reasoning_content": "Hm"}, ANSWER
     path = write(tmp_path / "a.jsonl", [{"messages": [*ASKED, each], "reward": 1} for each in said])
     imported(store, path, "--format=messages", f"--tokenizer={tmp_path / 'tokenizer'}", "--name=mine")
-    check = checks_of(store, verifier, "mine", only=["text_differs"])["text_differs"]
+    check = checks_of(store, verifier, "mine", settings=only("text_differs"))["text_differs"]
     assert (check.verdict, check.of) == ("pass", 2)
     texts = [row.turns[0].text for row in rows_of(store, layout.trajectories("mine", 0))]
     assert texts == ["<think>\nHm\n</think>\n\nIt is 7.\n", "<think>\n</think>\n\nIt is 7.\n"]
@@ -458,7 +432,7 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
     assert version == layout.trajectories("mine", 5)
     graded = list(datasets.rows(store, scores, tmp_path))
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]
-    checks = checks_of(store, verifier, "mine", only=["unmatched_gold", "unscored_turns"])
+    checks = checks_of(store, verifier, "mine", settings=only("unmatched_gold", "unscored_turns"))
     assert (checks["unmatched_gold"].verdict, checks["unscored_turns"].verdict) == ("skipped", "pass")
 
 

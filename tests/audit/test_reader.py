@@ -22,7 +22,7 @@ from tasks.audit.__main__ import _read, unreadable
 from tasks.audit.database import open_database
 from tasks.audit.reader.library import Library
 from tasks.audit.reader.serving import require_key
-from tasks.audit.reader.tokens import NoAdvantageError, compute_advantages
+from tasks.audit.reader.tokens import compute_advantages
 from tasks.audit.reader.views import create_app
 from tasks.tables.sets import fetch_data_sets, select
 from tests.conftest import commit_policy
@@ -209,7 +209,7 @@ def test_every_algorithm_shows_what_tokens_get(policy_folder: Path, tmp_path: Pa
             data_set = replace(data_sets[0], manifest=configured)
             try:
                 found[name] = compute_advantages(library, data_set, rows[0]).by_position
-            except NoAdvantageError as error:
+            except ValueError as error:
                 found[name] = str(error)
     # The returns are 0 and 1, and -1: so few reached the second turn that it is compared with all episodes.
     assert found["dr_grpo"] == {3: 0.5, 6: 1.0}

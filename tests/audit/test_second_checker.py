@@ -1,27 +1,6 @@
 import pytest
 
-from tasks.audit.checks.verdicts import Opinion, compare, final_answer, opinion, stated
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"first \boxed{1}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
-        (r"\boxed{7", None),  # cut, so the answer is unknown
-        (r"\boxed{{7}", None),
-        ("2 * 9 = 18\n#### 18", "18"),
-        ("So the answer is 42 because 40 + 2 is that.", "42"),
-        ("The final answer is: $x = 5$. I hope so.", "x = 5"),
-        ("The boy has 3 apples. We get $b = 4$.", "4"),
-        ("It costs $40 or, with tax, $44 in all.", None),  # two numbers
-        ("19 = 12 + 7", None),  # not 7
-        ("I do not know.", None),
-    ],
-)
-def test_reads_the_final_answer(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
-
+from tasks.audit.checks.verdicts import Opinion, compare, opinion, stated
 
 RIGHT = [
     (r"\dfrac{1}{2}", "0.5"), (r"\frac12", "1/2"), (r"2\frac{1}{3}", "7/3"), ("2 1/3", r"\frac{7}{3}"),
@@ -56,22 +35,8 @@ def test_compares_answers(answer: str, gold: str, expected: Opinion) -> None:
     assert compare(gold, answer) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"Put 4 in the box. \boxed{4}", "right"),
-        ("He has 12 boxes. The answer is 4", "right"),
-        ("The answer cannot be 4.", "cannot say"),
-        ("It must not be 4.", "cannot say"),
-        ("It can't be 4", "cannot say"),
-    ],
-)
-def test_words_around_the_answer(text: str, expected: str) -> None:
-    """A box in the text is not the command `boxed`, and a denied answer is none."""
-    assert opinion(text, ["4"])[0] == expected
-
-
 def test_any_solution_counts_and_wrong_needs_all() -> None:
+    """Where the answer stands is tested on the labelled answers of `tests/score`."""
     assert opinion(r"\boxed{7}", ["8", "7"]) == ("right", "7")
     assert opinion(r"\boxed{7}", ["8", "9"]) == ("wrong", "7")
     assert opinion(r"\boxed{7}", ["8", "x"]) == ("cannot say", "7")

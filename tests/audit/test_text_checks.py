@@ -17,16 +17,12 @@ from tests.support.train_helpers import make_trajectory, tiny_model
 
 
 def test_text_differs(audited: Audited, play: Play) -> None:
-    """Changed ids, also ids outside of the vocabulary, and changed text are found."""
-    rows = [play(str(number), r"\boxed{18}", r"\boxed{19}") for number in range(40)]
-    ids = list(rows[1].token_ids)
-    ids[rows[1].turns[0].start + 1] = -5
-    rows[1] = dataclasses.replace(rows[1], token_ids=ids)
-    rows[2] = say(rows[2], 1, text=r"\boxed{18}")
-    audited.add(rows)
+    """Ids outside of the vocabulary, and changed text, are found."""
+    rows = [play(str(number), r"\boxed{18}", r"\boxed{19}") for number in range(3)]
+    rows[1].token_ids[rows[1].turns[0].start + 1] = -5
+    audited.add([*rows[:2], say(rows[2], 1, text=r"\boxed{18}")])
     measured, found = audited.run("text_differs")
-    assert (measured.value, measured.of) == (2, 80)
-    assert [name for name, _ in found] == ["1", "2"]
+    assert (measured.value, measured.of, [name for name, _ in found]) == (2, 6, ["1", "2"])
     assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
 
 

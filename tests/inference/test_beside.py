@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from configs import Config, load
+from storage.records import Annotation
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat, load_chat
-from tasks.annotate.annotating import Question, Said, _answer, asker
+from tasks.annotate.annotating import Question, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
 from tasks.inference.location import identities
@@ -46,8 +47,8 @@ def models(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield models
 
 
-def ask(models: BesideModels, config: Config, role: str, content: object) -> Said:
-    async def asked() -> Said:
+def ask(models: BesideModels, config: Config, role: str, content: object) -> Annotation:
+    async def asked() -> Annotation:
         async with models.connect(role) as (client,):  # type: ignore[arg-type]
             return await asker(config, role).ask(client, Question("t", 0, content))  # type: ignore[arg-type]
 
@@ -120,10 +121,10 @@ def test_a_question_is_answered_after_the_models_engine_has_died(
     (server,) = models._servers["teacher"]
     core = engine_core(server)
 
-    async def asked() -> Said:
+    async def asked() -> Annotation:
         async with models.connect("teacher") as (client,):
             core.send_signal(number)
-            return await _answer("teacher", asker(config, "teacher"), models, client, question, 3)
+            return await asker(config, "teacher").answer(models, client, question, 3)
 
     assert asyncio.run(asked()).logprobs == before.logprobs
     wait_gone([core])

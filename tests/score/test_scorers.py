@@ -75,7 +75,7 @@ def test_wrong_settings_name_the_remedy(settings: dict[str, Any], message: str) 
     """A wrong name or argument, or no scorer for other sources, is found before anything starts."""
     with pytest.raises(ValueError, match=message):
         check_scorers(ScoreSettings(**settings))
-    args = {"environment": {"success_above": 0.5}, f"{OWN}:rewards": {"bonus": 1}}
+    args: dict[str, Any] = {"environment": {"success_above": 0.5}, f"{OWN}:rewards": {"bonus": 1}}
     check_scorers(ScoreSettings(type={"default": "environment", "mine": f"{OWN}:rewards"}, args=args))
 
 

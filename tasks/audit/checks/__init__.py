@@ -1,10 +1,9 @@
 """The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
-The files of this folder have the checks by subject: `integrity` of the store, `templates` around tokens, `verdicts`
-with a second checker, `problems`, `tools` and `texts`. A check has the name of its knob in `configs/audit.py`, also in
-reports. It notes its cases in the database (`views.sql`) and returns
-one value, which `tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence
-is declared in a file of SQL (`_declare`); another one is a function below `check`.
+The files of this folder have the checks by subject. A check has the name of its knob in `configs/audit.py`, also in
+reports. It notes its cases in the database (`views.sql`) and returns one value, which `tasks.audit.run` compares with
+the knob's threshold. A check that is only rows of SQL and a sentence is declared in a file of SQL (`_declare`), which
+calls the functions of `functions`; another one is a function below `check`.
 """
 
 import importlib
@@ -17,10 +16,12 @@ from pathlib import Path
 
 from configs.audit import Audit, Checks
 from storage import layout
+from storage.grouping import grouped
 from storage.logs.leases import is_held
 from storage.objects.store import Store
 from storage.versions import manifests
 from tasks.audit.database import AuditDatabase
+from tasks.audit.decoding import Decoder, find_decoder
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import LACKED, DataSet, Intake, Unit
 
@@ -36,8 +37,6 @@ class AuditEvidence:
     intake: Intake
     settings: Audit
     verifier: Verifier
-    decoded: frozenset[int]
-    """The numbers of the data sets whose tokens can be decoded, because a checkpoint with their tokenizer is left."""
     drifts: dict[str, float] = field(default_factory=dict)
     """The mean difference to recomputed logprobs, by version of the data set; `logprob_drift` fills it."""
 
@@ -56,6 +55,14 @@ class AuditEvidence:
 
         readable = [each for each in self.data_sets if each.version not in self.intake.incomplete]
         return [each.number for each in readable if each.scores or is_done(each)]
+
+    @cached_property
+    def decoders(self) -> dict[int, Decoder]:
+        """The decoders of data sets, by number, of whose run a checkpoint with a tokenizer is left."""
+        rows = self.database.all("select run, policy, data_set from data_sets order by evaluation, iteration")
+        policies = grouped((run, policy) for run, policy, _ in rows)
+        found = {run: find_decoder(self.store, run, names, self.cache)[0] for run, names in policies.items()}
+        return {number: decoder for run, _, number in rows if (decoder := found[run])}
 
     @cached_property
     def rows(self) -> int:
@@ -84,7 +91,7 @@ class AuditEvidence:
         lacks = {each.number: wanted.intersection(each.lacks) for each in self.data_sets}
         for number in lacks.keys() - self.graded:
             lacks[number] |= wanted & {"scores"}
-        for number in lacks.keys() - self.decoded:
+        for number in lacks.keys() - self.decoders.keys():
             lacks[number] |= wanted & {"tokenizer"}
         left_out = [each for each in self.data_sets if lacks[each.number]]
         names = ", ".join(sorted({_LACKED[what] for found in lacks.values() for what in found}))

@@ -4,24 +4,20 @@ A function that needs a tokenizer gets the number of a data set first. The token
 as a text, and so is all that is read from that.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from configs.audit import Audit
 from storage.grouping import grouped
-from storage.objects.store import Store
 from tasks.audit.checks import AuditEvidence
 from tasks.audit.checks.problems import contains_gold
-from tasks.audit.checks.texts import hidden, personal, secret
+from tasks.audit.checks.texts import PATTERNS, hidden, personal, secret
 from tasks.audit.checks.verdicts import stated
 from tasks.audit.database import AuditDatabase
-from tasks.audit.decoding import WITHOUT_TEXT, Decoder, find_decoder, lists
-from tasks.score.verifier import Verifier
-from tasks.tables.sets import DataSet, Intake
+from tasks.audit.decoding import WITHOUT_TEXT, Decoder, lists
+from tasks.tables.sets import DataSet
 from tasks.thoughts import TAG
 
 _AT_ONCE = 512  # Python lists of as many long rows take some hundred MB
@@ -31,23 +27,14 @@ _METHODS = {"form": "varchar", "shows": "boolean", "has_alone": "boolean"}
 """Methods of `Decoder`, with the types that they return."""
 
 
-def open_evidence(
-    database: AuditDatabase,
-    store: Store,
-    cache: Path,
-    data_sets: Sequence[DataSet],
-    intake: Intake,
-    settings: Audit,
-    verifier: Verifier,
-) -> AuditEvidence:
-    """Return what checks read, and add the functions that their SQL calls to the database."""
-    rows = database.all("select run, policy, data_set from data_sets order by evaluation, iteration")
-    policies = grouped((run, policy) for run, policy, _ in rows)
-    found = {run: find_decoder(store, run, names, cache)[0] for run, names in policies.items()}
-    decoders = {number: decoder for run, _, number in rows if (decoder := found[run])}
-    members = {(each.run, name) for each in data_sets for name in _members(each)}
+def add_functions(evidence: AuditEvidence) -> None:
+    """Add the functions that the SQL of checks calls to the database."""
+    database, decoders = evidence.database, evidence.decoders
+    members = {(each.run, name) for each in evidence.data_sets for name in _members(each)}
     database.create("members", "run varchar, name varchar", sorted(members))
     _add_decoding(database, decoders)
+    for name, pattern in PATTERNS.items():
+        database.connection.execute(f"set variable {name}_pattern = ?", [pattern])
     functions: list[tuple[str, Callable[..., Any], str, list[str]]] = [
         ("contains_gold", contains_gold, "boolean", ["varchar", "varchar[]"]),
         ("stated_answers", stated_answers, "struct(words varchar, is_gold boolean)[]", ["varchar", "varchar[]"]),
@@ -58,7 +45,6 @@ def open_evidence(
     ]
     for name, function, returned, parameters in functions:
         database.connection.create_function(name, function, parameters, returned)  # type: ignore[arg-type]
-    return AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier, frozenset(decoders))
 
 
 def _of_decoder(decoders: dict[int, Decoder], method: str) -> Callable[[int, str, str], Any]:

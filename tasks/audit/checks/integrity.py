@@ -1,8 +1,4 @@
-"""Checks of the store: objects, schemas and parents, and whether the stored policy gives the stored logprobs.
-
-`tokens.sql` has the other checks of tokens: mask, turns, versions and staleness. `verdicts.sql` has those of scores
-that are missing.
-"""
+"""The check whether the stored policy gives the stored logprobs. `tokens.sql` has the other checks of tokens."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -112,13 +108,8 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[t
     """
     from tasks.train.policy import StoredTokens, recompute
 
-    rows = evidence.database.all(
-        """select trajectory_id, token_ids, action_mask, sequence_starts, experts, logprobs, versions from trajectories
-        where data_set = ? and policy = ? and sampling = ? and list_contains(versions, ?)
-            and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
-        order by hash(trajectory_id), row limit ?""",
-        *(played.number, played.policy, played.sampling, played.policy_version, count),
-    )
+    of_set = played.number, played.policy, played.sampling, played.policy_version, count
+    rows = evidence.database.all("from recomputed_rows(?, ?, ?, ?, ?)", *of_set)
     try:
         policy = open_checkpoint(evidence.store, played.policy, evidence.cache)
         tokens, served = [StoredTokens(*row[:5]) for row in rows], _served_format(evidence, played)
@@ -152,35 +143,3 @@ def _served_format(evidence: AuditEvidence, played: _Played) -> "NumberFormat":
 def _distance(left: Any, right: Any) -> Nats:
     nats: Nats = np.nan_to_num(np.abs(left - right), nan=_WORST, posinf=_WORST).clip(max=_WORST)
     return nats
-
-
-@check("damaged_objects", "object", needs="nothing")
-def damaged_objects(evidence: AuditEvidence) -> Measured:
-    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.tables.sets`).
-
-    Damaged objects are left out of all other checks; objects that no manifest names are never read.
-    """
-    intake = evidence.intake
-    found = evidence.database.flag_all("damaged_objects", intake.damaged)
-    strays = evidence.database.flag_all("damaged_objects", intake.strays)
-    more = f"; {strays} objects are named by no manifest" if strays else ""
-    gone = f"; the data of {len(intake.collected)} data sets were collected by gc" if intake.collected else ""
-    says = f"{found} of {intake.objects} objects are missing or damaged{more}{gone}"
-    return Measured(found + strays, intake.objects, says)
-
-
-@check("wrong_schema", "object", needs="nothing")
-def wrong_schema(evidence: AuditEvidence) -> Measured:
-    """Count files that are not Parquet, or have a newer or another schema. They are left out of all other checks."""
-    found, of = evidence.database.flag_all("wrong_schema", evidence.intake.foreign), evidence.intake.objects
-    return Measured(found, of, f"{found} of {of} files have an unknown schema")
-
-
-@check("broken_parents", "object", needs="nothing")
-def broken_parents(evidence: AuditEvidence) -> Measured:
-    """Count parents whose manifest is missing or has another hash, and rows that name another policy or problem set."""
-    orphaned = evidence.database.flag_all("broken_parents", evidence.intake.orphaned)
-    mismatched = evidence.database.flag("broken_parents", "trajectory", "from other_parents")
-    parents = evidence.intake.parents
-    says = f"{orphaned} of {parents} parents are missing or changed; {mismatched} rows name other parents"
-    return Measured(orphaned + mismatched, parents, says)

@@ -41,10 +41,7 @@ def unmatched_gold(evidence: AuditEvidence) -> Measured:
 
     If it does not match itself, no answer can be right.
     """
-    rows = evidence.database.all(
-        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems
-        where math_verify and not all_left_out(data_sets) order by all"""
-    )
+    rows = evidence.database.all("from distinct_golds")
     names = grouped((gold, name) for name, gold in rows)
     golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
     answers = [gold for gold in golds if gold.strip()]
@@ -88,10 +85,8 @@ def contamination(evidence: AuditEvidence) -> Measured:
 
     The accuracy on a problem that is in both measures memory.
     """
-    rows = evidence.database.all(
-        f"""select distinct d.run, problem_id, prompt, solutions, '', {SETTING_SQL}
-        from trajectories join data_sets d using (data_set) where not evaluation order by all"""
-    )
+    selected = f"run, problem_id, prompt, solutions, '', {SETTING_SQL}"
+    rows = evidence.database.all(f"select distinct {selected} from training_rows order by all")
     trained = grouped((run, Problem(*columns)) for run, *columns in rows)
     sets = _evaluation_sets(evidence.store, trained)
     if not any(sets.values()):

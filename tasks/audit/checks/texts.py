@@ -1,4 +1,7 @@
-"""Checks of prompts, turns and feedback for text that should not be there: keys, personal data, hidden characters."""
+"""Readers of text that should not be in prompts, turns and feedback: keys, personal data, hidden characters.
+
+`texts.sql` has the checks.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,56 +11,10 @@ from stdnum import iban, luhn
 from stdnum.us import ssn
 
 from storage.visible import HIDDEN
-from tasks.audit.checks import AuditEvidence, Measured, check
 
 Kinds = Mapping[str, tuple[str, Callable[[str, str, str], bool]]]
 """By name a pattern, which Python and RE2 read in the same way, and whether a match is of this kind: a function of the
 match and the texts before and after it."""
-
-
-@check("secrets", "turn")
-def secrets(evidence: AuditEvidence) -> Measured:
-    """Count texts in the form of a well-known kind of key: data sets are copied and kept, and a policy repeats them."""
-    return _search(evidence, "secrets", "secret", _pattern(_SECRETS), "what looks like a key or a password")
-
-
-@check("personal_data", "turn")
-def personal_data(evidence: AuditEvidence) -> Measured:
-    """Count texts that have the form and the check digits of personal data, such as addresses and card numbers."""
-    return _search(evidence, "personal_data", "personal", _pattern(_PERSONAL), "what looks like personal data")
-
-
-@check("hidden_characters", "turn")
-def hidden_characters(evidence: AuditEvidence) -> Measured:
-    """Count texts with a character that `HIDDEN` matches: people then read another text than the policy."""
-    return _search(evidence, "hidden_characters", "hidden", HIDDEN, "characters that hide or reorder text")
-
-
-def _search(evidence: AuditEvidence, name: str, function: str, pattern: str, what: str) -> Measured:
-    """Count and flag the prompts, turns and pieces of feedback in which a function of SQL finds something.
-
-    Args:
-        evidence: the texts to search.
-        name: name of the check.
-        function: returns what a text has, in words, or an empty string. It must not repeat a secret.
-        pattern: a regular expression for RE2, a first filter: distinct texts that match it are read by the function.
-        what: what the check searches for, in words.
-    """
-    database = evidence.database
-    database.connection.execute(
-        f"""create or replace temp table matching as select text, {function}(text) as kind
-        from (select distinct text from texts where regexp_matches(text, ?))""",
-        [pattern],
-    )
-    query = """select id, data_set, name || ' has ' || kind from texts join matching using (text)
-        where kind <> '' and unit = '{}'"""
-    found = database.flag(name, "problem", query.format("problem")) + database.flag(name, "turn", query.format("turn"))
-    total = database.count("texts")
-    return Measured(found, total, f"{found:,} of {total:,} prompts, turns and pieces of feedback have {what}")
-
-
-def _pattern(kinds: Kinds) -> str:
-    return "|".join(pattern for pattern, _ in kinds.values())
 
 
 def secret(text: str) -> str:
@@ -180,3 +137,8 @@ _PERSONAL: Kinds = {
     "a social security number": (r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", _is_social),
     "a telephone number": (r"\+[1-9][0-9 ().\-]{7,22}[0-9]\b|\([2-9][0-9]{2}\) [0-9]{3}-[0-9]{4}\b", _is_phone),
 }
+
+_KINDS = {"secret": _SECRETS, "personal": _PERSONAL}
+PATTERNS = {name: "|".join(pattern for pattern, _ in kinds.values()) for name, kinds in _KINDS.items()}
+PATTERNS["hidden"] = HIDDEN
+"""A first filter for each reader, for RE2: a text that does not match it has nothing."""

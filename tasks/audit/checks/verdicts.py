@@ -188,17 +188,7 @@ def _contradicted(
     The value is the lower end of the 95 % interval of the share that the second checker contradicts. If it could judge
     too few, those that it could not judge are flagged, too.
     """
-    sample = evidence.database.all(
-        """select trajectory_id, version, turn, given, solutions
-        from (
-            select row, data_set, turn, given, trajectory_id from turns
-            where verdict = ? and scorer = 'math-verify' and not is_left_out(data_set)
-            order by hash(row, turn), row, turn limit ?
-        ) join (select row, solutions from trajectories) using (row) join data_sets using (data_set)
-        order by row, turn""",
-        verdict,
-        evidence.settings.judged_again,
-    )
+    sample = evidence.database.all("from judged_turns(?, ?)", verdict, evidence.settings.judged_again)
     opinions = [opinion(given, solutions) for *_, given, solutions in sample]
     measured = _measured([each for each, _ in opinions], verdict, contrary)
     flagged = {contrary, "cannot say"} if measured.judged < evidence.settings.least_judged else {contrary}

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from configs.loader import explain
 from storage.records import HIGHEST_LOGPROB, LOWEST_LOGPROB, Call, Problem, Status, Trajectory, Turn
@@ -43,16 +42,6 @@ def _joined(content: Any) -> Any:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "\n".join(str(part.get("text")) for part in content)
     return "" if content is None else content
-
-
-class _Function(TypedDict):
-    name: str
-    arguments: str
-
-
-class _ToolCall(TypedDict):
-    id: str
-    function: _Function
 
 
 def _without_nulls(value: Any) -> Any:
@@ -87,7 +76,9 @@ def _as_calls(given: Any) -> list[dict[str, Any]]:
         function = call.get("function", call)
         stated = function.get("arguments", "{}")
         text = stated if isinstance(stated, str) else json.dumps(stated, ensure_ascii=False)
-        made.append({"id": str(call.get("id") or ""), "function": {"name": function.get("name"), "arguments": text}})
+        if not isinstance(function.get("name"), str):
+            raise ValueError("a call has no function with a name")
+        made.append({"id": str(call.get("id") or ""), "function": {"name": function["name"], "arguments": text}})
     return made
 
 
@@ -105,7 +96,7 @@ class Message(BaseModel):
     ]
     content: Annotated[str, BeforeValidator(_joined)] = ""
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[_ToolCall], BeforeValidator(_as_calls)] = []
+    tool_calls: Annotated[list[dict[str, Any]], BeforeValidator(_as_calls)] = []
     # Of a tool's message: the call that it answers.
     tool_call_id: Annotated[str, BeforeValidator(lambda given: given or "")] = ""
     weight: float | None = None  # 0: the assistant's message is no turn, but context, which is not trained on

@@ -17,6 +17,7 @@ from configs.algorithms import Algorithm as AlgorithmKnobs
 from configs.algorithms import read_algorithm
 from configs.score import Reward
 from configs.score import Score as ScoreSettings
+from configs.stored import lost
 from storage.records import Score, Trajectory
 from storage.visible import visible
 from tasks.audit.decoding import NO_TOKEN, Decoder
@@ -168,10 +169,6 @@ def advantages_up_to(largest: float) -> Scale:
     return Scale(("n3", "n2", "n1", "zero", "a1", "a2", "a3"), edges, [f"{edge:.3g}" for edge in edges])
 
 
-class NoAdvantageError(Exception):
-    """A trajectory has no advantages, or they cannot be computed; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Advantages:
     """The advantages of a trajectory, in units of the shaped reward.
@@ -192,28 +189,25 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
     critic's values, and a KL penalty in the reward, which needs the reference policy.
 
     Raises:
-        NoAdvantageError: the trajectory has none, or they cannot be computed.
+        ValueError: the trajectory has none, or they cannot be computed.
     """
     if data_set.is_evaluation:
-        raise NoAdvantageError("This is an evaluation, which is never trained on.")
+        raise ValueError("this is an evaluation, which is never trained on")
     manifest = data_set.manifest
     assert manifest, "rows are read only of data sets with a manifest"
-    try:
-        knobs, reward = read_algorithm(manifest.knob("algorithm")), Reward.model_validate(manifest.knob("reward"))
-        scorers = ScoreSettings.model_validate(manifest.knob("score"))
-        algorithm = _algorithm(knobs.undivided, int(manifest.number("sampling.max_new_tokens")))
-        rows, scores, reward = _group(library, data_set, row.problem_id, reward)
-        masked = bool(manifest.knob("train.mask_truncated"))
-        built = build_samples(rows, scores, reward, scorers=scorers, mask_truncated=masked)
-        samples = within_staleness(built, data_set.iteration, int(manifest.number("rollout.max_head_offpolicyness")))
-        assigned = algorithm.assign(samples, [Observed(np.zeros(len(sample.actions))) for sample in samples])
-    except ValueError as error:
-        raise NoAdvantageError(f"The advantages cannot be computed: {error}.") from error
+    knobs, reward = read_algorithm(manifest.knob("algorithm")), Reward.model_validate(manifest.knob("reward"))
+    scorers = ScoreSettings.model_validate(manifest.knob("score"))
+    algorithm = _algorithm(knobs.undivided, int(manifest.number("sampling.max_new_tokens")))
+    rows, scores, reward = _group(library, data_set, row.problem_id, reward)
+    masked = bool(manifest.knob("train.mask_truncated"))
+    built = build_samples(rows, scores, reward, scorers=scorers, mask_truncated=masked)
+    samples = within_staleness(built, data_set.iteration, int(manifest.number("rollout.max_head_offpolicyness")))
+    assigned = algorithm.assign(samples, [Observed(np.zeros(len(sample.actions))) for sample in samples])
     by_id = {sample.trajectory_id: index for index, sample in enumerate(samples)}
     if row.trajectory_id not in by_id:
-        raise NoAdvantageError(
-            f"This trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
-            "was too old or a grader failed on it, or because it has no sampled tokens."
+        raise ValueError(
+            f"this trajectory was left out of the training: by its status ({row.status}) or fault, because its policy "
+            "was too old or a grader failed on it, or because it has no sampled tokens"
         )
     index, in_policy_loss = by_id[row.trajectory_id], "rl" in assigned.weights
     numbers = assigned.advantages if in_policy_loss else assigned.weights["ce"]
@@ -230,6 +224,8 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
         says += "; normalised over this group, where the update did so over the batch"
     if knobs.kl.in_reward:
         says += "; without the KL penalty, which needs the reference policy"
+    if former := lost(manifest.config):
+        says += f". Its run had other rules: {', '.join(former)}"
     largest = max((float(abs(each).max()) for each in numbers if len(each)), default=0.0)
     return Advantages(of_tokens, largest, says + ".")
 
@@ -238,13 +234,13 @@ def _algorithm(knobs: AlgorithmKnobs, max_new_tokens: int) -> "Algorithm":
     """Make the algorithm; code of the user's is never imported because a data set names it.
 
     Raises:
-        NoAdvantageError: it needs what is not stored.
+        ValueError: it needs what is not stored.
     """
     if knobs.own:
-        raise NoAdvantageError(f"They are computed by {knobs.type}, which is no part of this program.")
+        raise ValueError(f"they are computed by {knobs.type}, which is no part of this program")
     if knobs.critic is not None or knobs.taught:
         needed = "a critic's values" if knobs.critic else "the teacher's logprobs"
-        raise NoAdvantageError(f"The algorithm {knobs.type} needs {needed}, which are not stored.")
+        raise ValueError(f"the algorithm {knobs.type} needs {needed}, which are not stored")
     from tasks.train.algorithms import make_algorithm  # torch, which takes seconds
 
     return make_algorithm(knobs, max_new_tokens)

@@ -21,7 +21,7 @@ from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, address, parse
 from tasks.audit.reader.serving import HEADERS, Render, create_site
-from tasks.audit.reader.tokens import Advantages, NoAdvantageError, compute_advantages
+from tasks.audit.reader.tokens import Advantages, compute_advantages
 from tasks.audit.run import CASES, REPORT
 from tasks.tables.sets import DataSet
 
@@ -142,7 +142,7 @@ class Views:
         if by_advantage:
             try:
                 advantages = compute_advantages(self.library, data_set, trajectory)
-            except NoAdvantageError as error:
+            except ValueError as error:
                 why_not = str(error)
         scale = tokens.advantages_up_to(advantages.largest) if by_advantage else tokens.LOGPROBS
         return {

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from storage.visible import visible
 from tasks.audit.database import Conversation
 from tasks.audit.report import wording
-from tasks.audit.report.plots import Values, attributes, by_turn, plots, rewards
+from tasks.audit.report.plots import KINDS, Values, plots
 from tasks.audit.results import AuditResult, SetNumbers
 
 Conversations = Mapping[tuple[str, str], Conversation]
@@ -94,19 +94,12 @@ _Column = tuple[str, Values, Callable[[float | None], str]]
 
 
 def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
-    titles = {"episodes_with_calls": "with_calls", "failed_calls": "failed_calls", "episodes_with_branches": "branched"}
-    tools = attributes(**titles)(sets)
-    groups = [
-        (attributes("iteration", "trajectories", "turns", "tokens")(sets), wording.decimal),
-        ({f"{title} right": values for title, values in by_turn(sets).items()}, wording.share),
-        (rewards(sets), wording.decimal),
-        ({title: values for title, values in tools.items() if values.count(None) < len(values)}, wording.share),
-        (attributes(any_turn_right="any_turn", fixed="fixed", broken="broken")(sets), wording.share),
-        (attributes(tokens_a_turn="answer_tokens")(sets), wording.decimal),
-        (attributes("truncated", "failed", "unparsable", groups_without_variance="zero_variance")(sets), wording.share),
-        (attributes("staleness", "logprob", "drift")(sets), wording.decimal),
-    ]
-    return [(title, values, text) for columns, text in groups for title, values in columns.items()]
+    names = ("iteration", "trajectories", "turns", "tokens")
+    columns: list[_Column] = [(name, [getattr(each, name) for each in sets], wording.decimal) for name in names]
+    for kind in KINDS:
+        write = wording.share if kind.shares else wording.decimal
+        columns += [(title, values, write) for title, values in kind.known(sets).items()]
+    return columns
 
 
 def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:

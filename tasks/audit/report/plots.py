@@ -4,13 +4,14 @@ They are SVG pictures of matplotlib on white, which fits light and dark pages, w
 """
 
 import base64
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from storage.grouping import grouped
 from storage.version_names import EvaluationVersion, select
@@ -38,77 +39,76 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """The description of a plot over the data sets."""
+class Kind:
+    """The description of a plot over the data sets, whose series are columns of the table of data sets, too."""
 
     title: str
     about: str
     series: Callable[[Sequence[SetNumbers]], dict[str, Values]]  # by name, a value for each data set
     shares: bool = True  # the values are shares, and the axis goes from 0 to 100 %
 
+    def known(self, sets: Sequence[SetNumbers]) -> dict[str, Values]:
+        """Return the series in which any data set has a value."""
+        return {name: values for name, values in self.series(sets).items() if values.count(None) < len(values)}
+
 
 def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[Plot]:
     """Return all plots for which there are data; lines need two data sets."""
-    drawn = [_over_sets(f"plot-{number}", kind, sets) for number, kind in enumerate(_KINDS) if len(sets) > 1]
+    drawn = [_over_sets(f"plot-{number}", kind, sets) for number, kind in enumerate(KINDS) if len(sets) > 1]
     drawn += [_histogram(f"histogram-{number}", each) for number, each in enumerate(histograms) if sum(each.counts)]
     return [plot for plot in drawn if plot]
 
 
-def by_turn(sets: Sequence[SetNumbers]) -> dict[str, Values]:
-    """Return the share of right turns for each turn number."""
+def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     turns = max((len(each.success) for each in sets), default=0)
-    return {
-        f"turn {turn + 1}": [each.success[turn] if turn < len(each.success) else None for each in sets]
+    rates = {
+        f"turn {turn + 1} right": [each.success[turn] if turn < len(each.success) else None for each in sets]
         for turn in range(turns)
     }
+    return rates if turns < 2 else rates | {"any turn right": [each.any_turn for each in sets]}
 
 
-def rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+def _rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     """Return the means of the reward and of its parts, by name."""
     names = dict.fromkeys(name for each in sets for name in each.rewards)
     return {name: [each.rewards.get(name) for each in sets] for name in names}
 
 
-def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
-    turns = by_turn(sets)
-    return turns if len(turns) < 2 else turns | {"any turn": [each.any_turn for each in sets]}
+_TITLES = {
+    **{"answer_tokens": "tokens a turn", "zero_variance": "groups without variance", "failed_calls": "failed calls"},
+    **{"with_calls": "episodes with calls", "branched": "episodes with branches"},
+}
+"""Titles of attributes of a data set; all others are their own."""
 
 
-def attributes(*names: str, **titled: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
-    """Return a function that reads attributes of the data sets: some named like their titles, some titled anew."""
-    titles = {title.replace("_", " "): name for title, name in [*zip(names, names, strict=True), *titled.items()]}
-    return lambda sets: {title: [getattr(each, name) for each in sets] for title, name in titles.items()}
+def _read(*names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
+    """Return a function that reads attributes of the data sets."""
+    return lambda sets: {_TITLES.get(name, name): [getattr(each, name) for each in sets] for name in names}
 
 
-_KINDS = (
-    _Kind("Success by turn", "Share of the turns with that number that were right.", _success),
-    _Kind("Length of an answer", "Mean tokens of a turn.", attributes(tokens="answer_tokens"), shares=False),
-    _Kind("Ends of episodes", "Share of episodes that were cut or failed.", attributes("truncated", "failed")),
-    _Kind("No answer", "Share of the turns in which no answer was found.", attributes("unparsable")),
-    _Kind("Groups without variance", "Share of groups that teach nothing.", attributes(groups="zero_variance")),
-    _Kind(
-        "Fixed and broken", "Share of wrong turns before a right one, and vice versa.", attributes("fixed", "broken")
-    ),
-    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", attributes("staleness"), shares=False),
-    _Kind("Behaviour logprob", "Mean over the sampled tokens, in nats.", attributes("logprob"), shares=False),
-    _Kind("Drift of the logprobs", "Mean distance to recomputed ones, in nats.", attributes("drift"), shares=False),
-    _Kind("Rewards", "Mean return of an episode, reward of a turn, and named parts of it.", rewards, shares=False),
-    _Kind("Tools", "Share of episodes with calls, and of failed calls.", attributes("with_calls", "failed_calls")),
-    _Kind("Branches", "Share of episodes with branches.", attributes("branched")),
+KINDS = (
+    Kind("Success by turn", "Share of the turns with that number that were right.", _success),
+    Kind("Rewards", "Mean return of an episode, reward of a turn, and named parts of it.", _rewards, shares=False),
+    Kind("Fixed and broken", "Share of wrong turns before a right one, and vice versa.", _read("fixed", "broken")),
+    Kind("Length of an answer", "Mean tokens of a turn.", _read("answer_tokens"), shares=False),
+    Kind("Ends of episodes", "Share of episodes that were cut or failed.", _read("truncated", "failed")),
+    Kind("No answer", "Share of the turns in which no answer was found.", _read("unparsable")),
+    Kind("Groups without variance", "Share of groups that teach nothing.", _read("zero_variance")),
+    Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _read("staleness"), shares=False),
+    Kind("Behaviour logprob", "Mean over the sampled tokens, in nats.", _read("logprob"), shares=False),
+    Kind("Drift of the logprobs", "Mean distance to recomputed ones, in nats.", _read("drift"), shares=False),
+    Kind("Tools", "Share of episodes with calls, and of failed calls.", _read("with_calls", "failed_calls")),
+    Kind("Branches", "Share of episodes with branches.", _read("branched")),
 )
 
 
-def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
+def _over_sets(name: str, kind: Kind, sets: Sequence[SetNumbers]) -> Plot | None:
     """Draw lines over iterations. Return None without values."""
-    finite = {
-        title: [value if value is not None and math.isfinite(value) else None for value in values]
-        for title, values in kind.series(sets).items()
-    }
-    series = {title: values for title, values in finite.items() if values.count(None) < len(values)}
+    series = kind.known(sets)
     return Plot(kind.title, kind.about, _draw(name, lambda axes: _lines(axes, kind, series, sets))) if series else None
 
 
-def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[SetNumbers]) -> None:
+def _lines(axes: "Axes", kind: Kind, series: dict[str, Values], sets: Sequence[SetNumbers]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     chains = _chains(sets)
@@ -123,8 +123,7 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
         for chain_number, chain in enumerate(chains.values()):
             points = [(positions[index], value) for index in chain if (value := values[index]) is not None]
             axes.plot(
-                [position for position, _ in points],
-                [value for _, value in points],
+                *np.array(points, float).reshape(-1, 2).T,
                 color=f"C{number}",
                 linestyle=_STYLES[number % len(_STYLES)],
                 marker=".",
