@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -38,8 +37,8 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if kind is None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
             self.flush()
 
     def write(self, row: Any) -> None:

@@ -226,7 +226,7 @@ SCENES: dict[str, Scene] = {
     "copy": (run_of_two, copy),
     "export": (run_of_two, write_out),
 }
-MANY_CALLS = ("gc", "repair", "copy", "export")
+MANY_CALLS = ("run", "gc", "repair", "copy", "export")
 """Scenes that take seconds for each way to fail: `make test-long` plays them, and `make test` one way of most."""
 
 

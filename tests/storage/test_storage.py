@@ -117,25 +117,20 @@ def test_keys_cannot_climb_out(store: Store, key: str) -> None:
         store.put(key, Path(__file__))
 
 
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "sha256"),
-        (lambda path: os.truncate(path, 2**40), "has 1099511627776 bytes, its manifest says"),
-        (Path.unlink, "is missing"),
-    ],
-    ids=["flipped", "hole", "missing"],
-)
-def test_damaged_data_are_not_read(
-    damage: Callable[[Path], object], problem: str, store: Store, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"x" * path.stat().st_size), Path.unlink])
+def test_damaged_data_are_not_read(damage: Callable[[Path], object], store: Store, tmp_path: Path) -> None:
     """Reading a damaged data object raises an error and returns no rows.
 
     Its size is compared first: to hash a hole of a terabyte would take an hour.
     """
     manifest = commit_scores(store, "runs/r/scores/000000/x")
-    damage(Path(store.path(manifest.files[0].path)))
-    with pytest.raises(StorageError, match=problem):
+    path = Path(store.path(manifest.files[0].path))
+    damage(path)
+    with pytest.raises(StorageError, match=r"does not match the sha256|is missing"):
+        list(datasets.rows(store, manifest.version, tmp_path))
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(StorageError, match="has 1099511627776 bytes, its manifest says"):
         list(datasets.rows(store, manifest.version, tmp_path))
 
 
