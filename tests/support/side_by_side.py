@@ -17,6 +17,7 @@ GROUPS = {
         ("second", "rollout", "selection"),
         ("second", "evaluate", "evaluate"),
         ("second", "inference", "engine"),
+        ("second", "gpu", "serving"),
         ("second", "problems", "exclusions"),
         ("second", "retrain", "schedule"),
         ("ranks", "cluster", "cluster kills local trainer"),
