@@ -16,6 +16,7 @@ GROUPS = {
         ("second", "audit", "flow"),
         ("second", "rollout", "selection"),
         ("second", "inference", "engine"),
+        ("second", "gpu", "serving"),
         ("second", "problems", "exclusions"),
         ("second", "retrain", "schedule"),
         ("ranks", "cluster", "cluster kills local trainer"),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import ConfigError, load
 from configs.score import Reward
 from configs.score import Score as Scoring
 from storage.records import LAST_TURN_CUT, Fault, Score, Status
@@ -168,3 +169,12 @@ def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
     assert (of_sums.rewards.tolist(), of_sums.after) == ([-1], -1)
     (own,) = build_samples(rows[:1], scores[:1], Reward(), scorers=Scoring(type="my.module:score"))
     assert own.earned == -7
+
+
+def test_a_least_reward_without_effect_is_refused() -> None:
+    """Where all scorers give verdicts, the least reward is that of a wrong answer."""
+    with pytest.raises(ConfigError, match="least=-2.0 has no effect where all scorers give verdicts"):
+        load("smoke", ["reward.least=-2"])
+    with pytest.raises(ConfigError, match="least=-2.0 has no effect without"):
+        load("smoke", ["reward.least=-2", "reward.shape=success", "score.type=environment"])
+    assert load("smoke", ["reward.least=-2", "score.type=environment"]).reward.least == -2
