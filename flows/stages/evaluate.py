@@ -13,7 +13,7 @@ from flows.stages.rollout import unplayable
 from flows.stages.score import annotate, counted_questions
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import datasets, drafts
+from storage.versions import datasets, drafts, manifests
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
@@ -62,9 +62,10 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     """
     version, config = protocol.evaluation(policy), workspace.config
     scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, location.model_fingerprints(config)))
+    if not manifests.committed(workspace.store, scores):
+        _play(workspace, workers, policy, protocol)
     with workspace.stage(scores) as draft:
         if draft:
-            _play(workspace, workers, policy, protocol)
             _score(workspace, workers, draft, version, protocol)
     return scores
 

@@ -206,8 +206,7 @@ def decide(
             name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
             for name in after
         }
-        training, solved, tokens = training_of(store, challenger)
-        failed = failed_verdicts(store, training)
+        solved, tokens, failed = training_of(store, challenger)
         evidence = gate.GateEvidence(comparisons, failed, distance, solved, look)
         numbers: dict[str, Any] = {
             "champion": champion,
@@ -228,23 +227,19 @@ def decide(
     return version
 
 
-def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
-    """Compute the share of timeouts and errors among the verdicts on answers of all versions."""
-    all_metrics = [manifests.read(store, version).metrics for version in scores]
-    failed = sum(metrics["verdicts"].get(name, 0) for metrics in all_metrics for name in ("timeout", "error"))
-    graded = sum(metrics["turns"] - metrics["verdicts"].get("none", 0) for metrics in all_metrics)
-    return float(failed / max(1, graded))
+def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[float], int, float]:
+    """Read what `challenger` was trained on, in the data that its checkpoints name.
 
-
-def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[ScoresVersion], list[float], int]:
-    """Read what `challenger` was trained on: scores and share of solved episodes by iteration, and all sampled tokens.
-
-    Each checkpoint names its data.
+    Returns:
+        the share of solved episodes of each iteration, all sampled tokens, and the share of timeouts and errors among
+        the verdicts on answers.
     """
     data = [lineage.trained_on(store, challenger.run, iteration) for iteration in range(challenger.number)]
-    played = [manifests.read(store, trajectories).metrics for trajectories, _ in data]
+    played, graded = ([manifests.read(store, pair[place]).metrics for pair in data] for place in (0, 1))
+    failed = sum(metrics["verdicts"].get(name, 0) for metrics in graded for name in ("timeout", "error"))
+    answers = sum(metrics["turns"] - metrics["verdicts"].get("none", 0) for metrics in graded)
     tokens = sum(metrics["generated_tokens"] for metrics in played)
-    return [scores for _, scores in data], [metrics["solved"] for metrics in played], tokens
+    return [metrics["solved"] for metrics in played], tokens, float(failed / max(1, answers))
 
 
 @task(name="promote", cache_policy=NO_CACHE)

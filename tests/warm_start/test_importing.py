@@ -1,7 +1,6 @@
 """An external policy that cannot be trained or played: the error names the fault, and nothing is committed."""
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from configs import ConfigError
-from flows.run import workspace as run_workspace
 from flows.run.configuration import resolve
 from flows.run.workspace import Workspace
 from flows.stages import warm_start as first_policy
@@ -26,6 +24,7 @@ from tasks.inference.location import identity_of, locate
 from tasks.warm_start.importing import import_policy
 from tasks.warm_start.policy_sizes import policy_tokenizer
 from tests.conftest import commit_policy
+from tests.support import begun
 
 WEIGHTS = "model.safetensors"
 PROBLEMS = "problems.train={{kind: arithmetic, high: {}}}"
@@ -40,10 +39,8 @@ def folder(policy_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def policy(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The override for a working policy. The tasks that import it get a plain logger, as there is no flow run."""
-    for module in (run_workspace, first_policy):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+def policy(policy_folder: Path, plain: list[str]) -> str:
+    """The override for a working policy."""
     return f"policy={{path: {policy_folder}}}"
 
 
@@ -276,11 +273,7 @@ def test_problems_may_change_until_a_policy_or_a_curriculum_holds_them(
 
 
 def start(tmp_path: Path, *overrides: str) -> Workspace:
-    """Run the first step of a run."""
-    config = resolve("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
-    workspace = Workspace(config)
-    run_workspace.start_run.fn(workspace)
-    return workspace
+    return begun.start(f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides)
 
 
 def begin(tmp_path: Path, *overrides: str) -> str:
