@@ -58,6 +58,10 @@ class Case:
     detail: str  # what is wrong, in words
 
 
+class ForeignError(DamagedError):
+    """A file with a newer or another schema than its version should have."""
+
+
 class TargetError(ValueError):
     """A target does not exist or is no data set; the message says what exists."""
 
@@ -189,7 +193,7 @@ class Intake:
         return {case.data_set for case in (*self.damaged, *self.foreign)} | set(self.collected_scores)
 
 
-def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
+def fetch_data_sets(store: Store, data_sets: Sequence[DataSet], cache: Path) -> Intake:
     """Fetch all files of `data_sets` and their newest scores, and check size, hash and schema of each.
 
     Raises:
@@ -219,25 +223,31 @@ def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Inta
 
 def _fetch(store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake) -> None:
     """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
+    for file, path in fetch_files(store, version, cache):
+        intake.objects += 1
+        if isinstance(path, Path):
+            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
+        else:
+            noted = intake.foreign if isinstance(path, ForeignError) else intake.damaged
+            noted.append(Case("object", file.path, data_set.version, str(path)))
+
+
+def fetch_files(store: Store, version: Manifest, cache: Path) -> list[tuple[File, Path | Exception]]:
+    """Fetch the Parquet files of a version; return each with its local path, or why it cannot be read."""
 
     def fetched(file: File) -> Path | Exception:
         try:
-            return fetch_file(store, file, cache)
+            path = fetch_file(store, file, cache)
         except (DamagedError, OSError) as error:
             return error
+        problems = contents.parquet(path, version.kind, file.rows)
+        return ForeignError("; ".join(problems)) if problems else path
 
     files = [file for file in version.files if file.name.endswith(".parquet")]
-    intake.objects += len(files)
-    for file, path in zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True):
-        if isinstance(path, Exception):
-            intake.note_damage(file.path, data_set, str(path))
-        elif problems := contents.parquet(path, version.kind, file.rows):
-            intake.foreign.append(Case("object", file.path, data_set.version, "; ".join(problems)))
-        else:
-            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
+    return list(zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True))
 
 
-def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
+def _find_strays(store: Store, data_sets: Sequence[DataSet], intake: Intake) -> None:
     """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
     versions = {
         version: each.version
@@ -257,7 +267,7 @@ def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake) -> None
         intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
 
 
-def _check_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
+def _check_parents(store: Store, data_sets: Sequence[DataSet], intake: Intake) -> None:
     """Check the parents of the data sets and of their newest scores. Objects already noted as damaged are skipped."""
     versions = [(each, [each.version, *each.scores[-1:]]) for each in data_sets if each.manifest]
     nodes = {node.version: node for node in climb_down(store, [name for _, names in versions for name in names], 1)}

@@ -31,7 +31,7 @@ from tasks.problems.exclusions import (
     set_aside,
 )
 from tasks.problems.problem_set import key
-from tasks.provenance.questions import propose_ids, propose_problem, trained_on, training_data
+from tasks.provenance.questions import impact, propose_ids, propose_problem, training_data
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -133,7 +133,7 @@ def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_
     assert left_of(games, Excluded(problems=frozenset([key(games[0])]))) == [games[1]]
     older = Excluded(problems=frozenset([key(Problem("", "Win.", []))]))
     assert [older.has_problem(game) for game in games] == [True, True]
-    assert [use.checkpoint for use in trained_on(family.store, key(games[1]), tmp_path).uses] == [
+    assert [use.checkpoint for use in impact(family.store, key(games[1]), tmp_path).uses] == [
         layout.checkpoint("games", 1)
     ]
 
@@ -175,7 +175,7 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
 
     def trained(problem: str, cache: Path) -> dict[str, int]:
-        uses = trained_on(family.store, problem, cache).uses
+        uses = impact(family.store, problem, cache).uses
         return {use.checkpoint: use.trained for use in uses if use.run in ("d", "e")}
 
     assert trained(key(ONE), tmp_path) == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
@@ -185,10 +185,10 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
         layout.checkpoint("e", 1): 1,
     }
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
-    assert {problem.prompt: problem.trained for problem in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
+    assert {row["prompt"]: row["trained"] for row in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
     family.collect(one)  # gc never does this; done by hand
     assert list(trained(key(ONE), tmp_path / "second").values()) == [1, 1]  # an unreadable exclusion counts as none
-    assert [*trained_on(family.store, key(ONE), tmp_path / "second").unknown] == [one]
+    assert [*impact(family.store, key(ONE), tmp_path / "second").unknown] == [one]
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
@@ -279,8 +279,8 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     assert set(versions) <= {parent.version for parent in first.parents}
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 1), tmp_path)}
     assert drawn == {row.problem_id for row in rows} - {unwanted}
-    answer = trained_on(store, unwanted, tmp_path)
-    assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("update", 4, 0)]
+    answer = impact(store, unwanted, tmp_path)
+    assert [(use.episodes, use.trained) for use in answer.uses] == [(4, 0)]
     seen = training_data(store, "smoke/latest", tmp_path)
     assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
     assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]
