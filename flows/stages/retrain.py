@@ -21,7 +21,7 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, lineage, manifests
-from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
+from tasks.evaluate.outcomes import compare, read_outcomes, summary_of
 from tasks.evaluate.summary import rendered, table
 from tasks.inference.api import derive
 from tasks.problems.contamination import describe, find_overlaps
@@ -203,7 +203,7 @@ def decide(
         before, after = evaluations[champion], evaluations[challenger]
         index = int(settings.episodes == "sampled")  # greedy episodes come first
         comparisons = {
-            name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
+            name: compare(*(read_outcomes(store, sets[name][index], workspace.cache) for sets in (before, after)))
             for name in after
         }
         training, solved, tokens = training_of(store, challenger)

@@ -14,7 +14,7 @@ from configs.audit import Audit
 from storage import interrupts, layout
 from storage.commands.program import Command, Output, Program
 from storage.objects.store import Store
-from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
+from storage.version_names import ScoresVersion
 from storage.versions import manifests
 from tasks.audit.database import open_database
 from tasks.audit.importing import command
@@ -101,10 +101,7 @@ def _outcomes(store: Store, target: str, cache: Path) -> list[Outcome]:
     if len(data_sets) != 1 or not data_sets[0].scores:
         versions = ", ".join(each.version for each in data_sets if each.scores) or "none with scores"
         raise TargetError(f"{target} is not one data set with scores: name one of its versions, {versions}")
-    (found,) = data_sets
-    version = version_of(found.version)
-    assert isinstance(version, TrajectoriesVersion)
-    return read_outcomes(store, version, ScoresVersion(found.scores[-1]), cache)
+    return read_outcomes(store, ScoresVersion(data_sets[0].scores[-1]), cache)
 
 
 PROGRAM = Program(

@@ -11,14 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from flows.launch.cli import share_cores
 from flows.launch.temporary_server import temporary_server
 from storage import interrupts
-
-if TYPE_CHECKING:
-    from tasks.evaluate.learning_curve import LearningCurve
 
 SEED, LAST = "$SEED", "$LAST"
 """Stand in the overrides of an arm for the seed of the run and its number of updates."""
@@ -38,16 +35,12 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The history of one run."""
+    """The numbers of one run."""
 
     arm: str
     seed: int
-    history: "LearningCurve"
-
-    def first_turns(self, place: int) -> list[float]:
-        """Return the first-turn success of each held-out problem in the evaluation with index `place`."""
-        outcomes = sorted(self.history.evaluations[place].outcomes, key=lambda outcome: outcome.problem_id)
-        return [outcome.first for outcome in outcomes]
+    numbers: dict[str, Any]  # of its report
+    first_turns: list[list[float]]  # of the first and the last evaluation: the success of each held-out problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +121,9 @@ class Experiment:
         from flows.math_mt_ppo import math_mt_ppo
         from storage import layout
         from storage.objects.store import Store
-        from tasks.evaluate.learning_curve import read_learning_curve
+        from storage.version_names import ScoresVersion
+        from tasks.evaluate.learning_curve import summary
+        from tasks.evaluate.outcomes import read_outcomes
         from tasks.inference.location import model_fingerprints
         from tasks.problems import fingerprint, load_problems
         from tasks.score.scoring import scorer_fingerprint
@@ -139,12 +134,16 @@ class Experiment:
         config = load(self.config, settings)
         held_out = layout.problems(fingerprint(load_problems(config.problems.evaluated[0].source, 0.0).problems))
         scorer, cache = scorer_fingerprint(config.score, model_fingerprints(config)), Path(config.storage.cache)
-        return Result(arm.name, seed, read_learning_curve(Store(root), config, scorer, held_out, cache))
+        store = Store(root)
+        numbers = summary(store, config, scorer, held_out, cache)
+        first, *_, last = (ScoresVersion(each["scores"][0]) for each in numbers["evaluations"])
+        ends = [[outcome.first for outcome in read_outcomes(store, scores, cache)] for scores in (first, last)]
+        return Result(arm.name, seed, numbers, ends)
 
     def report(self, results: Sequence[Result]) -> str:
         """Write a Markdown table of the held-out first-turn accuracy after the last update and explaining metrics."""
         seeds, first = sorted({result.seed for result in results}), self.arms[0].name
-        updates = len(results[0].history.iterations)
+        updates = len(results[0].numbers["training"])
         explaining = {
             name: title for name, title in self.explaining.items() if any(_metric([r], name) for r in results)
         }
@@ -176,7 +175,7 @@ def taught_policy(config: str, seed: int, root: Path) -> Path | None:
 
 
 def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Mapping[str, str]) -> str:
-    values = [fmean(result.first_turns(place)) for result in results]
+    values = [fmean(result.first_turns[place]) for result in results]
     metrics = [_metric(results, name) if place else "" for name in explaining]
     return _line([title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *metrics])
 
@@ -184,13 +183,13 @@ def _row(title: str, results: Sequence[Result], place: int, difference: str, exp
 def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
     from tasks.evaluate.statistics import paired_difference
 
-    before, after = ([v for result in some for v in result.first_turns(-1)] for some in (base, results))
+    before, after = ([v for result in some for v in result.first_turns[-1]] for some in (base, results))
     estimate = paired_difference(before, after)
     return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _metric(results: Sequence[Result], name: str) -> str:
-    values = [row[name] for result in results for row in result.history.iterations if name in row]
+    values = [row[name] for result in results for row in result.numbers["training"] if name in row]
     return f"{fmean(values):.3f}" if values else ""
 
 
