@@ -150,7 +150,7 @@ Source = Annotated[
 
 
 class ProblemSampling(Knobs):
-    """The frequency with which a run draws each problem, by its results in earlier runs (`python -m flows.history`)."""
+    """The frequency with which a run draws each problem, by its results in earlier runs of the store."""
 
     prefer: Literal["all", "middle"] = "all"
     """`all` draws every problem once before any repeats, if none is retired; `middle` draws problems more often that

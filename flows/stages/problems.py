@@ -1,12 +1,10 @@
-"""Tasks: import problem sets as versions named by their fingerprints; commit histories and the run's curriculum."""
+"""Tasks: import problem sets as versions named by their fingerprints, and commit the run's curriculum."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
@@ -14,13 +12,12 @@ from configs.problems import Part, StoredSource
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.errors import DamagedError, counted, first_few
-from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion, select
 from storage.versions import datasets, manifests
-from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, contamination, curriculum, fingerprint, mixture
 from tasks.problems.problem_set import describe_change, listed
+from tasks.provenance.questions import results
 from tasks.score.scorers import use_of_solutions
 
 _ROWS_PER_SHARD = 50_000
@@ -35,7 +32,7 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
     """Import the training and the held-out problem set; return their versions.
 
     A run that continues keeps the sets that it began with (`begun_sets`). Warn if a source has changed since, and about
-    training problems that are in the held-out set. If `problems.sampling` uses the history of runs, commit the run's
+    training problems that are in the held-out set. If `problems.sampling` uses the results of runs, commit the run's
     curriculum, too.
 
     Raises:
@@ -160,25 +157,23 @@ def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: d
 
 
 def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
-    """Commit the run's curriculum once, from the present histories of all other runs in the store."""
-    config = workspace.config.problems
+    """Commit the run's curriculum once, from the stored episodes of all other runs in the store."""
+    config, store = workspace.config.problems, workspace.store
     if not config.sampling.active:
         return
     with workspace.stage(layout.curriculum(workspace.name)) as draft:
         if draft is None:
             return
-        histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
-        past, rows = curriculum.read_history(workspace.store, histories, workspace.cache), list[CurriculumEntry]()
+        past, newest = results(store, workspace.cache, leave_out=workspace.name, most=curriculum.LAST_EPISODES)
+        entries = list[CurriculumEntry]()
         for part, problems in mixture.by_member(config, workspace.read_problems(problem_set)):
             with mixture.naming(part.where):
                 planned = curriculum.plan_curriculum(problems, past, config.sampling)
-            rows += planned
-            counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
-            totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
-            get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
-        datasets.write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
-        numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
-        draft.commit(workspace.provenance(), [problem_set, *histories], numbers)
+            entries += planned
+            totals = ", ".join(f"{count} {standing}" for standing, count in curriculum.standings(planned).items())
+            get_run_logger().info("%scurriculum from %s: %s", part.where, counted(len(newest), "run"), totals)
+        datasets.write_rows(draft, CURRICULUM_SCHEMA, entries, _ROWS_PER_SHARD)
+        draft.commit(workspace.provenance(), [problem_set, *newest], curriculum.standings(entries))
 
 
 def weights(workspace: Workspace) -> Mapping[str, float] | None:
@@ -187,36 +182,3 @@ def weights(workspace: Workspace) -> Mapping[str, float] | None:
         return None
     rows = datasets.rows(workspace.store, layout.curriculum(workspace.name), workspace.cache, ["problem_id", "weight"])
     return {row["problem_id"]: row["weight"] for row in rows}
-
-
-def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, str]:
-    """Commit the histories of all runs but one; return their versions by run. The catalog is read once for all."""
-    store, cache, provenance = workspace.store, workspace.cache, workspace.provenance()
-    entries = catalog.read_all(store)
-    runs = [run for run in curriculum.all_runs(store, entries) if run != leave_out]
-    return {run: curriculum.commit_history(store, run, cache, provenance, entries) for run in runs}
-
-
-@task(name="report-history", cache_policy=NO_CACHE)
-def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
-    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects.
-
-    If the configuration has a mixture, the standing of each member's problems is shown, too; their ids tell whose
-    they are.
-    """
-    histories = _commit_histories(workspace)
-    rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
-    first = {row.problem_key: row for row in reversed(rows)}
-    problems = [Problem(row.problem_id, row.prompt, row.solutions) for row in first.values()]
-    sampling = workspace.config.problems.sampling
-    entries = curriculum.plan_curriculum(problems, rows, sampling, list(first)) if problems else []
-    standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
-    title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
-    suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
-    names = [member.name for member in workspace.config.problems.members]
-    own = {name: [entry for entry in entries if entry.problem_id.startswith(f"{name}/")] for name in names}
-    by_source = {name: curriculum.standing_rows(rows) for name, rows in own.items()}
-    tables = [table(f"Problems of {name}: {len(own[name])}", rows) for name, rows in by_source.items()]
-    print(rendered(table(title, standing), *tables, table(suspicion, suspects[:most])), end="")
-    create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
-    return {"histories": histories, "standing": standing, "by_source": by_source, "suspects": suspects[:most]}

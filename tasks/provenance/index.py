@@ -4,8 +4,8 @@ sets              data_set (number), version
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
 problem_contents  prompt, solutions, setting (metadata that may count), key (of `tasks.problems.problem_set`): each
                   distinct content
-played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
-                  (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
+played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, sample, key, status,
+                  tokens (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
                   (lowest policy version of a sampled token), best (success of the best turn, null without scores),
                   failed (whether a grader failed on a turn, false without scores)
 update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,

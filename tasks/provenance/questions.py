@@ -266,6 +266,46 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[dict
     )
 
 
+def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Count how often policies solved each problem, for the curriculum.
+
+    Episodes that failed count only if the policy is at fault; data sets without scores do not count. An episode with
+    several trajectories is solved if any of them is.
+
+    Args:
+        store: the store of the data sets.
+        cache: local folder for objects of a remote root.
+        leave_out: the name of a run whose episodes do not count.
+        most: whole iterations count, newest first, until they have so many episodes of the problem.
+
+    Returns:
+        by the problem's key the episodes and how many of them were right in any turn; and the newest checkpoint of each
+        run that counts.
+    """
+    index = TrainingIndex(store, cache)
+    with index.opened():
+        index.load([])
+        rows = index.database.all(
+            """with episodes as (
+                select key, data_set, sample, problem_id, max(coalesce(best, 0)) as best from played
+                where data_set in (select data_set from scores_files) and split_part(version, '/', 2) <> ?
+                    and (status <> 'failed' or fault = 'policy') group by all
+            ), iterations as (
+                select key, data_set, count(*) as episodes, count(*) filter (best > 0) as solved from episodes
+                group by all
+            ), newest as (
+                select *, sum(episodes) over (partition by key order by data_set desc) - episodes as newer
+                from iterations
+            )
+            select key, sum(episodes)::bigint, sum(solved)::bigint from newest where newer < ? group by key""",
+            *(leave_out, most),
+        )
+        runs = index.database.all("select distinct split_part(version, '/', 2) from played order by 1")
+    newest = {run: max((each for each in index.updates if layout.run_of(each) == run), default="") for (run,) in runs}
+    counts = {key: (episodes, solved) for key, episodes, solved in rows}
+    return counts, [checkpoint for run, checkpoint in newest.items() if checkpoint and run != leave_out]
+
+
 def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
     """Return the one problem that `text` means: an id or a key, or, with `by_prompt`, a part of the prompt in any case.
 

@@ -1,16 +1,14 @@
-"""The evaluate and history flows on a real engine, and how a run uses the history of earlier runs."""
+"""The evaluate flow on a real engine, and how a run uses the results of earlier runs."""
 
 import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import duckdb
 import pytest
 
 from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
-from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
 from flows.run import progress
 from storage import layout
@@ -83,7 +81,7 @@ def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str
 def test_a_run_draws_by_the_results_of_earlier_runs(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The curriculum is a version made from the histories of earlier runs; suspects left out are never drawn."""
+    """The curriculum is a version made from the results of earlier runs; suspects left out are never drawn."""
     monkeypatch.setattr("tasks.problems.curriculum.LEAST_EPISODES", 4)
     store = Store(f"{tmp_path}/var")
     sampling = "problems.sampling={prefer: middle, leave_out_suspects: true}"
@@ -91,7 +89,7 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
     math_mt_ppo("smoke", [*trained, name, "run.iterations=1", sampling])
     entries = list(datasets.rows(store, layout.curriculum("second"), tmp_path))
     parents = [parent.version for parent in manifests.read(store, layout.curriculum("second")).parents]
-    assert layout.history("smoke", 1) in parents
+    assert layout.checkpoint("smoke", 1) in parents
     known = {entry["problem_id"] for entry in entries if entry["standing"] != "unknown"}
     played = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 0), tmp_path)}
     assert known == played
@@ -99,12 +97,6 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
     assert left_out == {entry["problem_id"] for entry in entries if entry["standing"] == "suspect"}
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("second", 0), tmp_path)}
     assert drawn.isdisjoint(left_out)
-
-    found = history("smoke", trained)
-    assert sorted(found["histories"]) == ["second", "smoke"]
-    assert sum(int(row["problems"]) for row in found["standing"]) == len(played | drawn)
-    table = f"{tmp_path}/var/runs/*/history/*/*/*.parquet"
-    assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(32,)]
 
 
 def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

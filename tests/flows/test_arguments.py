@@ -98,7 +98,6 @@ def test_flags_stand_for_overrides(call: Call) -> None:
             "error: retraining 'smoke' has no night 1; nights so far: 0",
         ),
         ("flows.retrain smoke --explain storage.root=ROOT", 0, "retraining 'smoke' has had no night yet in ROOT"),
-        ("flows.history storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
         ("flows.retrain --explain storage.root=ROOT/vra", 1, "error: nothing is stored in ROOT/vra: check the root"),
         ("flows.math_mt_ppo smoke --check storage.root=ROOT", 0, "verdict while playing: correct, reward 1"),
         (f"flows.math_mt_ppo smoke --check storage.root=ROOT {BROKEN}", 2, " in reset)"),

@@ -23,7 +23,7 @@ from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as warm_start
 from flows.stages.problems import import_problems, import_sets
 from storage import layout
-from storage.records import CurriculumEntry, Problem, ProblemHistory
+from storage.records import CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion
 from storage.versions import datasets, manifests
 from tasks.problems import ProblemError
@@ -244,21 +244,17 @@ def test_the_curriculum_works_within_each_member(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Games that are never won are left out, but games have their share of the draws."""
-
-    def history(store: Any, versions: Any, cache: Any) -> list[ProblemHistory]:
-        games = generate(GuessSource(kind="guess-number", count=5))
-        return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 0, 0) for each in games]
-
-    monkeypatch.setattr("tasks.problems.curriculum.read_history", history)
+    games = generate(GuessSource(kind="guess-number", count=5))
+    monkeypatch.setattr(problems_task, "results", lambda *_, **__: ({key(each): (64, 0) for each in games}, []))
     suspects = "problems.sampling={leave_out_suspects: true}"
     workspace = begin(*overrides, suspects)
-    assert "(game): curriculum from the histories of 0 runs: 1 unknown, 5 suspect" in caplog.text
-    assert "(sums): curriculum from the histories of 0 runs: 155 unknown" in caplog.text
+    assert "(game): curriculum from 0 runs: 5 suspect, 1 unknown" in caplog.text
+    assert "(sums): curriculum from 0 runs: 155 unknown" in caplog.text
     rows = datasets.rows(workspace.store, layout.curriculum("smoke"), workspace.cache)
     assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "suspect": 5}
     version = ProblemsVersion(manifests.read(workspace.store, layout.curriculum("smoke")).parent_names[0])
-    games = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
-    assert games == ["game/game7"]
+    drawn = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
+    assert drawn == ["game/game7"]
     with pytest.raises(ValueError, match=r"problems.train\[1\] \(game\): problems.sampling leaves out all 5 problems"):
         begin(*overrides, "run.name=other", suspects, "problems.train.1.source.count=5")
 

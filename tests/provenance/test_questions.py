@@ -14,9 +14,10 @@ from storage.objects.store import Store
 from storage.records import Fault, Status
 from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
-from tasks.provenance.questions import FirstTrained, impact, training_data
+from tasks.provenance.questions import FirstTrained, impact, results, training_data
 from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
+from tests.support.chain_helpers import commit_rows
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -235,6 +236,22 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
     answer = impact(family.store, key(ONE), tmp_path)
     assert [row["outcome"] for row in answer.trajectories] == [*["unscored"] * 3, "right", "right"]
     assert [*answer.unknown] == [layout.scores("a", 1, "5c0e")]
+
+
+def test_how_often_problems_were_solved(family: Place, tmp_path: Path) -> None:
+    """The newest whole iterations count, of all runs but one, and the newest checkpoint of each is named.
+
+    An episode that the policy ended is not solved; other failures, and data sets without scores, say nothing.
+    """
+    ended, broken = (Played(ONE, [0.0], "failed", fault="policy"), Played(ONE, status="failed", fault="set-up"))
+    family.play("c", 0, family.problems(ONE), Played(ONE), Played(ONE, [0.0, 0.0]), ended, broken)
+    commit_rows(family.store, layout.trajectories("c", 1), "trajectories", [make_trajectory("t", [[7]])], [])
+    one, two, other = map(key, (ONE, TWO, OTHER))
+    counts, newest = results(family.store, tmp_path, leave_out="", most=64)
+    assert counts == {one: (7, 4), two: (4, 3), other: (2, 1)}
+    assert newest == [A[3], layout.checkpoint("b", 1), layout.checkpoint("c", 0)]
+    assert results(family.store, tmp_path, leave_out="", most=2)[0] == {one: (3, 1), two: (2, 2), other: (2, 1)}
+    assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {one: (3, 1), other: (2, 1)}
 
 
 def test_commands_answer_people_and_scripts(family: Place) -> None:
