@@ -21,14 +21,14 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, lineage, manifests
+from storage.visible import printable
 from tasks.evaluate.outcomes import compare, read_outcomes, summary_of
-from tasks.evaluate.summary import rendered, table
 from tasks.inference.api import derive
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.retrain import gate, planning
-from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
+from tasks.retrain.report import night_markdown, timeline_rows, write_timeline
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
@@ -313,9 +313,9 @@ def report_night(workspace: Workspace, record: Record) -> str:
     assert end
     assert end.decision
     decision = manifests.read(store, end.decision).metrics
-    text = night_markdown(store, config, record, decision)
+    text = night_markdown(store, config, record)
     events = write_timeline(store, config)
-    print(rendered(table(f"Night {night.number}: {end.outcome}", check_rows(decision))))
+    print(printable(text))
     create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
     create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")
     report = store.uri(f"{layout.retraining(workspace.name)}/report")

@@ -121,11 +121,15 @@ def plot(events: Sequence[Event], measure: str, path: Path) -> None:
         axes.set_xticks(range(len(events)), labels, rotation=30, ha="right", fontsize=8)
 
 
-def night_markdown(store: Store, config: Config, record: Record, decision: Mapping[str, Any]) -> str:
-    """Write the report of a night that ended: decision and reasons, numbers, versions, and how to undo it."""
+def night_markdown(store: Store, config: Config, record: Record) -> str:
+    """Write the report of a night: decision and reasons, numbers, versions, and how to undo it."""
     night, end = record.night, record.end
-    assert end
+    if end is None:
+        return f"# Night {night.number} began {night.at} and has not ended: the next flow run continues it"
+    decision = manifests.read(store, end.decision).metrics if end.decision else {}
     headline = _HEADLINES[end.outcome].format(number=night.number, **decision)
+    if not decision:
+        return f"# {headline}"
     counts = ", ".join(f"{count} {name}" for name, count in night.counts.items())
     training = decision["training"]
     trained = f"Trained {len(training['solved'])} iterations on {training['tokens']:,} sampled tokens."
@@ -162,8 +166,11 @@ def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def markdown_table(rows: list[dict[str, str]]) -> str:
-    """Format rows as a Markdown table; bars in cells are escaped."""
+    """Format rows as a Markdown table, which can be read in a terminal, too; bars in cells are escaped."""
     if not rows:
         return "(none)"
-    cells = [[cell.replace("|", "\\|") for cell in row.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(rows[0]), ["---"] * len(rows[0]), *cells])
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in [list(rows[0]), *(row.values() for row in rows)]]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

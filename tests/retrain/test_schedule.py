@@ -112,7 +112,7 @@ def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: l
     nights = [layout.checkpoint(f"nightly-{number:04d}", 1) for number in range(1, NIGHTS + 1)]
     champions = [move.version for move in aliases.history(store, "champion")]
     assert champions == [layout.checkpoint("nightly-0001", 0), *nights]
-    assert explain(config).startswith(f"night {NIGHTS}: promoted")
+    assert explain(config).startswith(f"# Night {NIGHTS}: promoted")
     with server.client() as client:
         artifacts = client.read_artifacts()
     assert {"night", "nights"} <= {artifact.key for artifact in artifacts}
