@@ -55,17 +55,14 @@ def test_verls_rows(tmp_path: Path, kind: str) -> None:
     assert (found.bad, found.left_out) == ([], [BadRow(Where(3), "it is the same as line 1")])
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_an_index_that_counts_within_each_data_set(tmp_path: Path, kind: str) -> None:
+def test_an_index_that_counts_within_each_data_set(tmp_path: Path) -> None:
     """Rows of several data sets, or splits, in one file keep ids of their own; the first one's are as they were."""
     rows = [verl_row(n, f"{n} + {add}", str(n + add)) | {"data_source": name} for name, add in ADDS for n in range(2)]
     again = rows[2] | {"prompt": asked("Another split.")}
-    found = load(tmp_path, [*rows, rows[3], again], kind, preset="verl")
-    assert [each.problem_id for each in found.problems] == ["0", "1", "b/c/0", "b/c/1", "b/c/0~6"]
-    assert (found.bad, found.left_out) == ([], [BadRow(Where(5), "it is the same as line 4")])
-    own = load(tmp_path, [*rows, rows[3], again], kind, fields=VERL)
-    assert [each.problem_id for each in own.problems] == ["0", "1", "b/c/0", "b/c/1"]
-    assert own.bad == [BadRow(Where(6), "id 'b/c/0' is already on line 3")]
+    for mapping in ({"preset": "verl"}, {"fields": VERL}):
+        found = load(tmp_path, [*rows, rows[3], again], **mapping)
+        assert [each.problem_id for each in found.problems] == ["0", "1", "0~3", "1~4", "0~6"]
+        assert (found.bad, found.left_out) == ([], [BadRow(Where(5), "it is the same as line 4")])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
