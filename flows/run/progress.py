@@ -114,11 +114,7 @@ def report(workspace: Workspace, held_out: version_names.ProblemsVersion) -> str
     store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
     title = f"Run {workspace.name}: {errors.counted(numbers['iterations'], 'iteration')}"
     _show("accuracy", title, tables.accuracy_rows(numbers))
-    if rewards := tables.reward_rows(numbers):
-        _show("rewards", "Rewards of training episodes, by their scores", rewards)
     _show("stages", "Stages", tables.stage_rows(numbers))
-    if faults := tables.fault_rows(numbers):
-        _show("faults", "Training episodes without a verdict", faults)
     uri = store.uri(folder)
     get_run_logger().info("report in %s", uri)
     return uri

@@ -1,8 +1,7 @@
-"""Tables for people: accuracies, comparisons, seconds of stages, faults."""
+"""Tables for people: accuracies, comparisons, seconds of stages."""
 
 import io
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from rich.box import HEAVY_HEAD
@@ -11,7 +10,6 @@ from rich.table import Table
 
 from storage.commands import program
 from storage.visible import printable
-from tasks.metrics.rows import earned
 
 Row = dict[str, str]
 _WIDTH = 150
@@ -136,38 +134,6 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
         }
         for stage, values in numbers["stages"].items()
     ]
-
-
-def reward_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Make a table of what training episodes earned by their scores: returns, rewards of turns, parts of rewards."""
-    training = numbers["training"]
-    names = dict.fromkeys(name for row in training for name in [*_EARNED, *earned(row)] if name in row)
-    return [
-        {"earned": _EARNED.get(name, f"part {name.removeprefix('parts/').removeprefix('reward/')}")}
-        | _over_iterations([row.get(name) for row in training])
-        for name in names
-    ]
-
-
-_EARNED = {"return/mean": "return of an episode", "reward/mean": "reward of a turn"}
-
-
-def _over_iterations(values: Sequence[float | None]) -> Row:
-    """Return the cells of a value of each iteration, one of which is known at least."""
-    known = {iteration: value for iteration, value in enumerate(values) if value is not None}
-    highest = max(known, key=known.__getitem__)
-    series = [*known.values()]
-    cells = {"first": series[0], "last": series[-1], "mean": fmean(series), "highest": known[highest]}
-    return {name: f"{value:.3f}" for name, value in cells.items()} | {"in iteration": str(highest)}
-
-
-def fault_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Make a table of the shares of training episodes that ended without a verdict, by whose fault; none without any.
-
-    Iterations of older programs counted none.
-    """
-    shares = {fault: [row.get(f"faults/{fault}", 0.0) for row in numbers["training"]] for fault in ("policy", "set-up")}
-    return [{"without a verdict, fault of": of} | _over_iterations(each) for of, each in shares.items() if any(each)]
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:

@@ -26,6 +26,8 @@ MAIN = (
     "success/turn_1",
     "success/any_turn",
     "length/mean",
+    "faults/policy",
+    "faults/set-up",
     "policy/entropy",
     "policy/kl",
     "policy/clip_fraction",
