@@ -11,12 +11,12 @@ from configs.evaluate import HELD_OUT
 from configs.problems import Part, StoredSource
 from flows.run.workspace import Workspace
 from storage import layout
-from storage.errors import DamagedError, counted, first_few
+from storage.errors import counted, first_few
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion, select
 from storage.versions import datasets, manifests
 from tasks.problems import ProblemError, contamination, curriculum, fingerprint, mixture
-from tasks.problems.problem_set import describe_change, listed
+from tasks.problems.problem_set import listed
 from tasks.provenance.questions import results
 from tasks.score.scorers import use_of_solutions
 
@@ -31,7 +31,7 @@ FIXED_SETS = "problem_sets"
 def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVersion]:
     """Import the training and the held-out problem set; return their versions.
 
-    A run that continues keeps the sets that it began with (`begun_sets`). Warn if a source has changed since, and about
+    A run that continues keeps the sets that it began with (`begun_sets`), whatever its sources have now. Warn about
     training problems that are in the held-out set. If `problems.sampling` uses the results of runs, commit the run's
     curriculum, too.
 
@@ -41,12 +41,13 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
     """
     problems, begun = workspace.config.problems, begun_sets(workspace)
     sets = {TRAIN: problems.trained, HELD_OUT: problems.evaluated}
-    train, held_out = (_import_for_run(workspace, name, parts, begun.get(name)) for name, parts in sets.items())
+    train, held_out = (begun.get(name) or import_parts(workspace, parts) for name, parts in sets.items())
     rows = {name: workspace.read_problems(version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
     for name, version in ((TRAIN, train), (HELD_OUT, held_out)):
         numbers = Counter(problem.source for problem in rows[name]) if problems.members else {}
         of_each = "".join(f", {count} of {source}" for source, count in numbers.items())
-        get_run_logger().info("%s: %s%s, %s", name, counted(len(rows[name]), "problem"), of_each, version)
+        kept = ", which the run began with" if name in begun else ""
+        get_run_logger().info("%s: %s%s, %s%s", name, counted(len(rows[name]), "problem"), of_each, version, kept)
     if overlaps := contamination.find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
         get_run_logger().warning("%s", contamination.describe(overlaps))
     plan_curriculum(workspace, train)
@@ -70,19 +71,13 @@ def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, Pr
 
 def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion:
     """Import the problems of some parts as one set; return its version."""
-    if known := _as_stored(parts):
-        if manifests.read(workspace.store, known).kind != "problems":
-            raise DamagedError(f"{known} is not a problem set: give a version whose kind is problems")
-        return known
-    sources = {part.name: part.source.model_dump(mode="json") for part in parts}
-    source: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
-    return commit_problems(workspace, load_parts(workspace, parts), source)
-
-
-def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
-    """Return the stored problem set that `parts` name: a single source, without members. None if they name another."""
     (source, name, _), *others = parts
-    return ProblemsVersion(source.version) if isinstance(source, StoredSource) and not name and not others else None
+    if isinstance(source, StoredSource) and not name and not others:
+        manifests.read(workspace.store, source.version)  # it must be there
+        return ProblemsVersion(source.version)
+    sources = {part.name: part.source.model_dump(mode="json") for part in parts}
+    described: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
+    return commit_problems(workspace, load_parts(workspace, parts), described)
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -97,29 +92,6 @@ def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
     curriculum = manifests.find(store, layout.curriculum(name))
     drawn_from = select(ProblemsVersion, curriculum.parent_names) if curriculum else []
     return {TRAIN: drawn_from[0]} if drawn_from else {}
-
-
-def _import_for_run(
-    workspace: Workspace, name: str, parts: Sequence[Part], begun: ProblemsVersion | None
-) -> ProblemsVersion:
-    """Import a set; but a run that has `begun` with one keeps that, whatever its sources have now."""
-    if begun is None or _as_stored(parts):
-        return import_parts(workspace, parts)
-    keeps = f"the run keeps the problems that it began with ({begun})"
-    try:
-        present = load_parts(workspace, parts)
-    except ProblemError as error:
-        get_run_logger().warning("problems.%s: %s, although its source cannot be used now: %s", name, keeps, error)
-        return begun
-    if layout.problems(fingerprint(present)) != begun:
-        get_run_logger().warning(
-            "problems.%s: its source has changed since the run began: %s. But %s. To use what the source has now, "
-            "begin another run with run.name=…, whose policy.path may be the URI of a checkpoint of this run",
-            name,
-            describe_change(workspace.read_problems(begun), present),
-            keeps,
-        )
-    return begun
 
 
 def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:

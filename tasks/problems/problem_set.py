@@ -202,16 +202,6 @@ def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[P
     return [problem for content, problem in fresh.items() if content not in known]
 
 
-def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
-    """Say how a set has changed; with 0 new and 0 gone ones, order, ids or metadata are others.
-
-    >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
-    '2 problems instead of 1: 1 new, 0 gone'
-    """
-    new, gone = len(new_problems(now, before)), len(new_problems(before, now))
-    return f"{len(now)} problems instead of {len(before)}: {new} new, {gone} gone"
-
-
 def union(*sets: Sequence[Problem]) -> list[Problem]:
     """Join sets in order, keep only the first of equal problems, and make the ids unique.
 

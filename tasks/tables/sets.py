@@ -16,10 +16,9 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
-from storage.version_names import EvaluationVersion, PolicyVersion
-from storage.version_names import select as select_names
+from storage.version_names import EvaluationVersion
 from storage.versions import contents, manifests
-from storage.versions.fetch import fetch_file, strays
+from storage.versions.fetch import fetch_file
 from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
 
@@ -180,7 +179,6 @@ class Intake:
     damaged: list[Case] = field(default_factory=list)
     foreign: list[Case] = field(default_factory=list)  # files with a newer or another schema
     orphaned: list[Case] = field(default_factory=list)  # versions with a missing or changed parent
-    strays: list[Case] = field(default_factory=list)  # objects in a version's folder that its manifest does not name
     collected: list[str] = field(default_factory=list)  # data sets that gc collected
     collected_scores: list[str] = field(default_factory=list)  # data sets whose scores gc collected
 
@@ -216,7 +214,6 @@ def fetch_data_sets(store: Store, data_sets: Sequence[DataSet], cache: Path) -> 
                     _fetch(store, data_set, manifests.read(store, scores), cache, intake)
                 except DamagedError as error:
                     intake.note_damage(layout.manifest(scores), data_set, str(error))
-    _find_strays(store, data_sets, intake)
     _check_parents(store, data_sets, intake)
     return intake
 
@@ -245,26 +242,6 @@ def fetch_files(store: Store, version: Manifest, cache: Path) -> list[tuple[File
 
     files = [file for file in version.files if file.name.endswith(".parquet")]
     return list(zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True))
-
-
-def _find_strays(store: Store, data_sets: Sequence[DataSet], intake: Intake) -> None:
-    """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
-    versions = {
-        version: each.version
-        for each in data_sets
-        if each.manifest
-        for version in (each.version, *each.scores[-1:], *select_names(PolicyVersion, each.manifest.parent_names))
-    }
-
-    def strays_of(version: str) -> list[str]:
-        try:
-            manifest = manifests.find(store, version)
-            return strays(store, manifest) if manifest and not store.exists(layout.tombstone(version)) else []
-        except DamagedError:
-            return []  # noted elsewhere
-
-    for data_set, keys in zip(versions.values(), in_parallel(strays_of, versions), strict=True):
-        intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
 
 
 def _check_parents(store: Store, data_sets: Sequence[DataSet], intake: Intake) -> None:

@@ -176,17 +176,14 @@ def _distance(left: Any, right: Any) -> Nats:
 
 @check("damaged_objects", "object", needs="nothing")
 def damaged_objects(evidence: AuditEvidence) -> Measured:
-    """Count the objects that differ from their manifests, and those that no manifest names (`tasks.tables.sets`).
+    """Count the objects that differ from their manifests (`tasks.tables.sets`).
 
-    Damaged objects are left out of all other checks; objects that no manifest names are never read.
+    Damaged objects are left out of all other checks.
     """
     intake = evidence.intake
     found = evidence.database.flag_all("damaged_objects", intake.damaged)
-    strays = evidence.database.flag_all("damaged_objects", intake.strays)
-    more = f"; {strays} objects are named by no manifest" if strays else ""
     gone = f"; the data of {len(intake.collected)} data sets were collected by gc" if intake.collected else ""
-    says = f"{found} of {intake.objects} objects are missing or damaged{more}{gone}"
-    return Measured(found + strays, intake.objects, says)
+    return Measured(found, intake.objects, f"{found} of {intake.objects} objects are missing or damaged{gone}")
 
 
 @check("wrong_schema", "object", needs="nothing")
