@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.evaluate.learning_curve import improvement, plot
-from tasks.evaluate.outcomes import Outcome, compare, join, summarise, summarise_sampled
+from tasks.evaluate.outcomes import Outcome, compare, summarise, summarise_sampled
 from tasks.evaluate.statistics import proportion
 from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows
 from tasks.metrics.rows import _of_evaluation
@@ -49,12 +48,6 @@ def test_differences_of_each_source_are_paired() -> None:
     assert compared["by_source"]["game"]["first_turn"]["only_after"] == 2
     without = [replace(each, source="") for each in AFTER]  # rows of a program that stored no sources
     assert compare(BEFORE, without)["by_source"] == {}
-
-
-def test_the_source_of_an_outcome_is_that_of_its_row() -> None:
-    """Files of the first programs have no such column."""
-    row: dict[str, Any] = {"trajectory_id": "t", "problem_id": "p", "sample": 0, "status": "completed", "turns": []}
-    assert [each.source for each in join([row | {"source": "game"}, row | {"trajectory_id": "u"}], [])] == ["game", ""]
 
 
 def test_tables_and_pictures_show_each_source(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from configs import load
 from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, Score
+from storage.records import SCORE_SCHEMA
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft, Provenance
 from tasks.evaluate.learning_curve import improvement, summary
-from tasks.evaluate.outcomes import Outcome, compare, join, read_outcomes, summarise, summarise_sampled
+from tasks.evaluate.outcomes import Outcome, compare, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import (
     Estimate,
@@ -35,7 +35,7 @@ from tasks.evaluate.statistics import (
 )
 from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, table
 from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, commit_chain, commit_rows
-from tests.support.train_helpers import make_scores, make_trajectory
+from tests.support.train_helpers import make_scores
 
 BITS = st.sampled_from([0.0, 1.0])
 
@@ -91,15 +91,6 @@ def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None
     assert mean(values) == estimate
 
 
-def test_weights_are_resampled_with_their_values() -> None:
-    """A mean over turns is a mean over problems weighted by their turns; equal weights change nothing."""
-    values, weights = [2.0, 4.0, 9.0] * 20, [3.0, 1.0, 1.0] * 20
-    assert mean(values, weights).value == pytest.approx(19 / 5)
-    plain, even = mean(values), mean(values, [2.0] * 60)
-    assert (even.value, even.low, even.high) == pytest.approx((plain.value, plain.low, plain.high))
-    assert mean(values, weights).low < 19 / 5 < mean(values, weights).high
-
-
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
     """pass@k is the share of the k-subsets of episodes that hold a success; pass@1 is c / n."""
@@ -107,12 +98,6 @@ def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
     draws = [any(draw) for draw in combinations([True] * c + [False] * (n - c), k)]
     assert pass_at_k(n, c, k) == pytest.approx(fmean(draws))
     assert pass_at_k(n, c, 1) == c / n
-
-
-def test_mcnemar_by_hand() -> None:
-    """5 lost, 1 won gives 2 * (1 + 6) / 2^6. Pairs that agree do not count; without other pairs p = 1."""
-    assert sign_flip([1] * 5 + [0] + [1, 0], [0] * 5 + [1] + [1, 0]) == 0.21875
-    assert sign_flip([1, 0], [1, 0]) == sign_flip([], []) == 1
 
 
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
@@ -203,21 +188,6 @@ def test_two_scores_of_a_turn_are_refused() -> None:
     """Scores of two verifiers would shift every later turn by one."""
     with pytest.raises(ValueError, match="two scores for turn 0 of x: give the rows of one scorer"):
         join([row("x", "p", 0, 3)], [verdict("x", 0, "wrong"), verdict("x", 0, "correct")])
-
-
-def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
-    """Outcomes are read back from stored rows of several shards."""
-    rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
-    scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
-    scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory", 0.0)
-    trajectories, scored = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
-    commit_rows(store, trajectories, "trajectories", rows, [])
-    commit_rows(store, scored, "scores", scores, [trajectories])
-    assert read_outcomes(store, scored, tmp_path / "cache") == [
-        Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
-        Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
-        Outcome("p9", 0, "completed", [0.0, 0.0], [1, 1], 1),
-    ]
 
 
 # What a run has committed
@@ -347,21 +317,6 @@ def test_rows_of_an_evaluation() -> None:
     bare = evaluation_rows(summarise([played("a", 1)]))
     assert {line["measure"]: line["value"] for line in bare}["break rate (right, then wrong)"] == ""
     assert table("title", rows).row_count == len(rows) == 12
-
-
-def test_rows_of_a_comparison() -> None:
-    """Fixed problems come before broken ones; every row has all columns."""
-    before = [played(f"p{n}", float(n < 5)) for n in range(6)]
-    after = [played(f"p{n}", float(n == 5), tokens=[25]) for n in range(6)]
-    after[0] = replace(after[0], status="truncated")
-    rows = comparison_rows(compare(before, after))
-    assert [line["measure"] for line in rows] == ["first turn", "any turn", "truncated episodes", "tokens of an answer"]
-    assert (rows[0]["before"], rows[0]["after"]) == ("0.833", "0.167")
-    assert rows[0]["difference"].startswith("-0.667 [")
-    assert (rows[0]["p"], rows[0]["fixed / broken"]) == ("0.219", "1 / 5")
-    assert [line["difference"] for line in rows[2:]] == ["+0.167", "2.50 times"]
-    assert len({tuple(line) for line in rows}) == 1
-    assert table("title", rows).row_count == 4
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 100))

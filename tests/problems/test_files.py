@@ -242,15 +242,6 @@ def test_a_line_above_the_bound_is_an_error(tmp_path: Path, end: str, remote: bo
         load(path, longest_mb=1)
 
 
-@pytest.mark.timeout(60)
-def test_a_file_without_line_ends_is_not_read_whole(tmp_path: Path) -> None:
-    """A terabyte would fill the memory; reading stops with an error."""
-    with (tmp_path / "rows").open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ProblemError, match="line 1 has more than 1 MB, too long for a row"):
-        load(tmp_path / "rows", longest_mb=1)
-
-
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
     """A Parquet row above the bound is reported like a line; the rows around it are read."""
     prompts = ["p", "q" * 2**20, "r", "s" * (2**20 - 100), "\N{GREEK SMALL LETTER PI}" * 2**19]

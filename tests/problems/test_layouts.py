@@ -13,7 +13,7 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.problem_set import RowError, Where
-from tasks.problems.rows import as_text, first_messages, solutions
+from tasks.problems.rows import first_messages, solutions
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -134,26 +134,6 @@ def test_what_is_no_gold_answer(value: Any) -> None:
     """It is a bad row: a person has to say what is meant."""
     with pytest.raises(RowError, match="column 'gold'"):
         solutions({"gold": value}, "gold")
-
-
-def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
-    """Tables store whole numbers as floats as soon as one is missing, and money as decimals."""
-    columns = {
-        "ask": pa.array(["p", "q", "r"]),
-        "gold": pa.array([18.0, None, 7.0]),
-        "price": pa.array([Decimal("1.00"), Decimal("2.00"), Decimal("3.50")]),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-
-    def read(gold: str) -> ProblemSet:
-        fields = {"prompt": "ask", "solutions": gold}
-        source = {"kind": "parquet", "path": str(tmp_path / "rows.parquet"), "fields": fields}
-        return load_problems(FileSource.model_validate(source), 0.5)
-
-    assert [problem.solutions for problem in read("gold").problems] == [["18"], ["7"]]
-    assert [row.where.line for row in read("gold").bad] == [2]
-    assert [problem.solutions for problem in read("price").problems] == [["1"], ["2"], ["3.50"]]
-    assert as_text(Decimal("1E+2"), "gold") == "100"
 
 
 def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:

@@ -105,12 +105,6 @@ def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
     assert second == Problem("000002", "Q", ["7"], "math", "{}")
 
 
-def test_only_metadata_has_several_columns() -> None:
-    """Two columns for one prompt are a mistake, named before anything is read."""
-    with pytest.raises(ValueError, match=r"fields.prompt=\['a', 'b'\]: only metadata has a list"):
-        FileSource(kind="jsonl", path="x", fields={"prompt": ["a", "b"], "solutions": "gold"})
-
-
 def test_areal_rows(tmp_path: Path) -> None:
     """AReaL's math rows are read as they are; rows of other kinds are dropped."""
     row = {"query_id": "q1", "prompt": "P", "task": "math", "solutions": [r"\boxed{1}", "1"]}
