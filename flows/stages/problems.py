@@ -95,7 +95,7 @@ def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
 
 
 def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
-    """Load the problems of a set; log the rows that are left out, and problems of a part that ask the same.
+    """Load the problems of a set; log the rows that are left out.
 
     Raises:
         ProblemError: a part cannot be loaded, or two of them have a problem with the same id.
@@ -108,10 +108,6 @@ def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
         for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
             for line in listed(rows, _REPORTED):
                 logger.warning("%s%s: %s: %s", part.where, part.source.kind, what, line)
-        if not isinstance(part.source, StoredSource) and (repeats := contamination.find_repeats(loaded.problems)):
-            text = "%s%s: %s as an earlier one (%s): such problems are drawn more often"
-            asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
-            logger.warning(text, part.where, part.source.kind, asking, first_few(repeats, 5))
     names = Counter(problem.problem_id for problem in problems)
     if twice := [name for name, count in names.items() if count > 1 and len(parts) > 1]:
         raise ProblemError(f"parts of a problem set share ids ({first_few(twice, 5)}): rename a member of the mixture")

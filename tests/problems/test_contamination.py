@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import load_problems
-from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, find_overlaps, find_repeats
+from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, find_overlaps
 
 STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -202,4 +202,3 @@ def test_games_with_one_prompt_differ_by_their_metadata(
     train = [game(n, about(n), solutions) for n in range(few)]
     held_out = [game(n, about(n), solutions) for n in range(few - 1, 2 * few)]
     assert [overlap.problem_id for overlap in find_overlaps(train, {"set": held_out})] == found
-    assert bool(find_repeats(train)) == ("input_output" in train[0].metadata)
