@@ -15,24 +15,21 @@ from typing import Any
 from rich.table import Table
 
 from storage import interrupts
-from storage.commands.program import Command, Output, Program, table, whole
+from storage.commands.program import Command, Output, Program, table
 from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
-from tasks.problems.exclusions import commit_exclusions, exclusions_version
+from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance import questions
 from tasks.provenance.questions import FoundProblem, Impact, Proposal, TrainingData
 
 _MOST_CHARACTERS = 200
+_MOST_ROWS = 20
 
 
 def _add_problem(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument("problem", metavar="PROBLEM", nargs=nargs)
     parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
-
-
-def _add_last(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("-n", "--last", type=whole(0), default=20, metavar="N", help=f"{what} shown; default 20")
 
 
 def _problem(problem: FoundProblem) -> str:
@@ -42,11 +39,11 @@ def _problem(problem: FoundProblem) -> str:
     return f"{texts}\nid {visible(first_few(problem.problem_ids))}, key {problem.key}"
 
 
-def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = "") -> list[Table | str]:
-    """Return the first `most` rows as a table, and a line with the number of the others."""
-    left = len(rows) - most
-    more = [f"  … and {left:,} more: -n {len(rows)}, or --json"] if left > 0 else []
-    return [table(columns, rows[:most], title), *more] if rows else []
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> list[Table | str]:
+    """Return the first rows as a table, and a line with the number of the others."""
+    left = len(rows) - _MOST_ROWS
+    more = [f"  … and {left:,} more: --json"] if left > 0 else []
+    return [table(columns, rows[:_MOST_ROWS], title), *more] if rows else []
 
 
 def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
@@ -64,7 +61,6 @@ def _data(answer: Impact | TrainingData | Proposal) -> dict[str, Any]:
 
 def _add_training_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a version, its URI, or an alias (demo/latest)")
-    _add_last(parser, "problems")
 
 
 def training_data(store: Store, arguments: argparse.Namespace) -> Output:
@@ -83,13 +79,8 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
         (visible(each["problem_id"]), visible(" ".join(each["prompt"].split()), 50), *(each[name] for name in names))
         for each in answer.problems
     ]
-    shown = _rows(columns, rows, arguments.last)
+    shown = _rows(columns, rows)
     return Output(_data(answer), [totals, *origins, *shown, *_uncertain([], answer.unknown)])
-
-
-def _add_impact(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser)
-    _add_last(parser, "rows")
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
@@ -104,20 +95,20 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     parts: list[Table | str] = [_problem(answer.problem), counts]
     use_columns = ["checkpoint", "data set", "episodes", "trained on"]
     uses = [(use.checkpoint, use.data_set, use.episodes, use.trained) for use in answer.uses]
-    parts += _rows(use_columns, uses, arguments.last, "Updates")
+    parts += _rows(use_columns, uses, "Updates")
     trajectories = [
         (each["data_set"], visible(each["trajectory_id"]), each["outcome"], ", ".join(each["trained"]))
         for each in answer.trajectories
     ]
     columns = ["data set", "trajectory", "scored", "trained on by"]
-    parts += _rows(columns, trajectories, arguments.last, "Trajectories")
+    parts += _rows(columns, trajectories, "Trajectories")
     evaluations = [(each["name"], each["version"], each["problem_set"]) for each in answer.evaluations]
-    parts += _rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
+    parts += _rows(["set", "evaluation", "problem set"], evaluations, "Evaluations")
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
     first = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in answer.first]
     title = "Trained on it, or descended from one that was"
-    parts += _rows(columns, first, len(first), title) or ["no checkpoint is known to be trained on it"]
-    parts += _rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
+    parts += _rows(columns, first, title) or ["no checkpoint is known to be trained on it"]
+    parts += _rows(["alias", "points at"], list(answer.aliases.items()), "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
     return Output(_data(answer), [*parts, "What to do about a wrong gold answer:", *_advice(store, answer)])
 
@@ -141,7 +132,6 @@ def _add_exclude(parser: argparse.ArgumentParser) -> None:
     about = "instead of PROBLEM: a file of trajectory ids, one in each line"
     parser.add_argument("--ids", metavar="FILE", type=Path, help=about)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be excluded")
 
 
 def exclude(store: Store, arguments: argparse.Namespace) -> Output:
@@ -155,14 +145,12 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
         proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
     else:
         proposal = questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
-    commit = not arguments.dry_run
-    version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
+    version = commit_exclusions(store, proposal.rows)
     override = f"problems.exclusions=[{version}]"
-    data = _data(proposal) | {"version": version, "override": override, "committed": commit}
-    parts = [_problem(proposal.problem)] if proposal.problem else []
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
-    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
-    return Output(data, [*parts, made if commit else f"nothing was committed; it would be {version}"])
+    parts = [_problem(proposal.problem)] if proposal.problem else []
+    parts += [_summary(proposal), *_uncertain([], proposal.unknown), made]
+    return Output(_data(proposal) | {"version": version, "override": override}, parts)
 
 
 def _summary(proposal: Proposal) -> str:
@@ -174,7 +162,7 @@ def _summary(proposal: Proposal) -> str:
 
 
 COMMANDS = {
-    "impact": Command("list what was trained on a problem, and what a wrong gold answer affects", _add_impact, impact),
+    "impact": Command("list what was trained on a problem, and what a wrong gold answer affects", _add_problem, impact),
     "training-data": Command("list what a checkpoint was trained on", _add_training_data, training_data),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
 }

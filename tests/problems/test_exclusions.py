@@ -238,18 +238,14 @@ def call(family: Place) -> Call:
 
 
 def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:
-    """`--dry-run` commits nothing; without it the output names the version and its override.
-
-    Ids can come from a file.
-    """
+    """The output names the version and its override. Ids can come from a file."""
     arguments = ["exclude", key(ONE), "--reason", WHY]
-    planned = json.loads(call("--json", *arguments, "--dry-run"))
-    assert (planned["committed"], len(planned["rows"])) == (False, 4)
-    assert not manifests.committed(family.store, planned["version"])
+    made = json.loads(call("--json", *arguments))
+    assert len(made["rows"]) == 4
+    assert manifests.committed(family.store, made["version"])
     printed = call(*arguments)
-    assert f"'problems.exclusions=[{planned['version']}]'" in printed
+    assert f"'problems.exclusions=[{made['version']}]'" in printed
     assert "4 trajectories in 2 data sets; the problem is no longer drawn" in printed
-    assert manifests.committed(family.store, planned["version"])
     (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
     printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY)
     assert printed.startswith("2 trajectories in 1 data set; trained on some of them, and unchanged: 1 checkpoint")

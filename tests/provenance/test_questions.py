@@ -254,7 +254,7 @@ def test_how_often_problems_were_solved(family: Place, tmp_path: Path) -> None:
     assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {one: (3, 1), other: (2, 1)}
 
 
-def test_commands_answer_people_and_scripts(family: Place) -> None:
+def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are cut, JSON is complete: there unknown versions have reasons, and trajectories run and iteration."""
     call = caller(family.store)
     printed = call("impact", "--prompt", "1 + 1")
@@ -262,7 +262,8 @@ def test_commands_answer_people_and_scripts(family: Place) -> None:
     assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed
     assert "policy.path=" in printed
-    assert "… and 1 more: -n 2, or --json" in call("training-data", A[3], "-n", "1")
+    monkeypatch.setattr("tasks.provenance.__main__._MOST_ROWS", 1)
+    assert "… and 1 more: --json" in call("training-data", A[3])
     assert "means 2 different problems" in call("impact", "1", status=1)
     assert "was never committed" in call("training-data", "nobody", status=1)
     assert "the following arguments are required: CHECKPOINT" in call("training-data", status=2)
