@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from configs import Config
@@ -15,7 +14,7 @@ from storage.version_names import ProblemsVersion, ScoresVersion
 from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summary_of
 from tasks.evaluate.protocol import greedy
 from tasks.metrics.log import read_rows
-from tasks.metrics.rows import Row, by_iteration, spent
+from tasks.metrics.rows import by_iteration, spent
 from tasks.metrics.show import draw_estimates, plotted
 
 
@@ -43,7 +42,7 @@ def summary(store: Store, config: Config, scorer: str, held_out: ProblemsVersion
         "run": name,
         "iterations": len(iterations),
         "evaluations": [{"policy_version": number} | summary_of(store, [each]) for number, each in chosen.items()],
-        "stages": _stages(iterations),
+        "stages": spent(iterations),
         "training": iterations,
         **differences,
     }
@@ -59,18 +58,6 @@ def improvement(first: Sequence[Outcome], last: Sequence[Outcome]) -> dict[str, 
 def _differences(comparison: dict[str, Any]) -> dict[str, Any]:
     measures = [key for key in ("first_turn", "any_turn", "return") if comparison[key]]
     return {key: comparison[key]["difference"] for key in measures}
-
-
-def _stages(iterations: list[Row]) -> dict[str, dict[str, float]]:
-    """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
-    stages = dict[str, dict[str, float]]()
-    for each in spent(iterations):
-        rate = {"tokens_per_second": each.per_second} if each.tokens else {}
-        stages[each.stage] = {"seconds": fmean(each.seconds)} | rate
-    staleness = [row["staleness/mean"] for row in iterations if "staleness/mean" in row]
-    if "train" in stages and staleness:
-        stages["train"]["staleness"] = fmean(staleness)
-    return stages
 
 
 def plot(numbers: dict[str, Any], path: Path) -> None:

@@ -112,7 +112,7 @@ class State:
         self.left_s = next((seconds for seconds in left if seconds is not None), None)
         self.worked_s = sum(tenure.seconds for tenure in held)
         self.spent = spent(iterations)
-        own_s = sum(sum(each.seconds) for each in self.spent)
+        own_s = sum(each["total_s"] for each in self.spent.values())
         self.other_s = 0.0 if newest.knob("run.overlap") else max(0.0, self.worked_s - own_s)
         """Worked seconds of no stage."""
         self.alarms = sorted(_alarms(merged), key=lambda alarm: -alarm[0])

@@ -15,7 +15,6 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
 from storage.versions import datasets
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
-from tasks.metrics.rows import Spent
 from tasks.metrics.show import seconds_left
 from tasks.watch.page import State, create_app
 from tests.support.metrics_run import CONFIG, ROLLOUT, SCORES, UPDATE, commit, commit_iteration, commit_run
@@ -44,8 +43,7 @@ def test_each_commit_moves_the_run_on(store: Store) -> None:
     """The stage that is going on follows from what is committed; tokens and seconds are sums over the iterations."""
     state = State(store, "r")
     assert (state.done, state.total, state.stage, state.is_working) == (2, 4, "evaluation", False)
-    assert state.spent[0] == Spent("rollout", [2.0, 2.0], 160)
-    assert state.spent[0].per_second == 40
+    assert state.spent["rollout"] == {"seconds": 2.0, "total_s": 4.0, "tokens": 160, "tokens_per_second": 40}
     commit(store, layout.trajectories("r", 2), "trajectories", ROLLOUT)
     assert State(store, "r").stage == "score"
     commit(store, layout.scores("r", 2, "5c0e"), "scores", SCORES)
