@@ -17,13 +17,14 @@ from flows.stages.problems import commit_problems, import_sets, load_parts
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
-from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, lineage, manifests
 from storage.visible import printable
 from tasks.evaluate.outcomes import compare, read_outcomes, summary_of
 from tasks.inference.api import derive
+from tasks.metrics.log import read_rows
+from tasks.metrics.rows import Row, by_iteration
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
@@ -206,8 +207,11 @@ def decide(
             name: compare(*(read_outcomes(store, sets[name][index], workspace.cache) for sets in (before, after)))
             for name in after
         }
-        training, solved, tokens = training_of(store, challenger)
-        failed = failed_verdicts(store, training)
+        training = [row for _, row in sorted(by_iteration(read_rows(store, challenger.run)).items())][
+            : challenger.number
+        ]
+        solved, tokens = ([row[name] for row in training] for name in ("success/any_turn", "tokens/generated"))
+        failed = failed_verdicts(training)
         evidence = gate.GateEvidence(comparisons, failed, distance, solved, look)
         numbers: dict[str, Any] = {
             "champion": champion,
@@ -219,7 +223,7 @@ def decide(
                 policy: {name: summary_of(store, versions) for name, versions in sets.items()}
                 for policy, sets in evaluations.items()
             },
-            "training": {"solved": solved, "tokens": tokens},
+            "training": {"solved": solved, "tokens": sum(tokens)},
             "distance": distance,
             "failed_verdicts": failed,
         }
@@ -228,23 +232,10 @@ def decide(
     return version
 
 
-def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
-    """Compute the share of timeouts and errors among the verdicts on answers of all versions."""
-    all_metrics = [manifests.read(store, version).metrics for version in scores]
-    failed = sum(metrics["verdicts"].get(name, 0) for metrics in all_metrics for name in ("timeout", "error"))
-    graded = sum(metrics["turns"] - metrics["verdicts"].get("none", 0) for metrics in all_metrics)
-    return float(failed / max(1, graded))
-
-
-def training_of(store: Store, challenger: PolicyVersion) -> tuple[list[ScoresVersion], list[float], int]:
-    """Read what `challenger` was trained on: scores and share of solved episodes by iteration, and all sampled tokens.
-
-    Each checkpoint names its data.
-    """
-    data = [lineage.trained_on(store, challenger.run, iteration) for iteration in range(challenger.number)]
-    played = [manifests.read(store, trajectories).metrics for trajectories, _ in data]
-    tokens = sum(metrics["generated_tokens"] for metrics in played)
-    return [scores for _, scores in data], [metrics["solved"] for metrics in played], tokens
+def failed_verdicts(training: Sequence[Row]) -> float:
+    """Compute the share of timeouts and errors among the verdicts on answers, given merged rows of metrics."""
+    failed = sum(row.get(f"verdicts/{name}", 0) for row in training for name in ("timeout", "error"))
+    return float(failed / max(1, sum(row["turns"] - row.get("verdicts/none", 0) for row in training)))
 
 
 @task(name="promote", cache_policy=NO_CACHE)

@@ -22,10 +22,9 @@ from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.nights import Nights, Record
 from storage.objects.store import Store
-from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion, select
+from storage.version_names import PolicyVersion, ProblemsVersion, ScoresVersion, Version, select
 from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
-from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
 from tasks.evaluate.protocol import greedy
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
@@ -123,14 +122,13 @@ class Copied:
     def _committed(self, kind: str) -> list[ScoresVersion]:
         return select(ScoresVersion, (entry.version for entry in catalog.read_all(self._store) if entry.kind == kind))
 
-    def _commit(self, workspace: Workspace, old: str, new: str, parents: list[str]) -> None:
-        if manifests.committed(workspace.store, new):
-            return
+    def _commit(self, workspace: Workspace, old: str, new: Version, parents: list[str]) -> None:
         manifest = manifests.read(self._store, old)
-        with Draft(workspace.store, new, manifest.kind) as draft:
-            for file in manifest.files:
-                draft.add(Path(self._store.path(file.path)), file.name, file.rows)
-            draft.commit(workspace.provenance(), parents, manifest.metrics)
+        with workspace.stage(new) as draft:
+            if draft:
+                for file in manifest.files:
+                    draft.add(Path(self._store.path(file.path)), file.name, file.rows)
+                draft.commit(workspace.provenance(), parents, manifest.metrics)
 
 
 @pytest.fixture
