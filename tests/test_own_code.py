@@ -207,26 +207,6 @@ def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) ->
     assert registry.import_own("alone:score").score is not None
 
 
-def test_code_that_stays_as_it_is_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command agent is looked at after each episode, and may import thousands of files (`pip install --target`)."""
-    read, digest = list[bytes](), registry._digest
-
-    def counted(data: bytes) -> str:
-        read.append(data)
-        return digest(data)
-
-    monkeypatch.setattr(registry, "_digest", counted)
-    name = str(folder / "alone.py")
-    for _ in range(3):
-        registry.refuse_changed(name)
-    assert len(read) == 2  # for its fingerprint, and after the first episode
-    edited = folder / "edited.py"
-    edited.write_text("def score(answer): return False\n")
-    edited.replace(folder / "alone.py")
-    with pytest.raises(registry.CodeChangedError, match=r"alone.py changed since"):
-        registry.refuse_changed(name)
-
-
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:
     """What was imported before grades on; nothing is graded by new code under the old fingerprint."""
     answer = Answer({"turns": [{"text": "19", "verdict": "wrong"}], "solutions": ["19"], "ungraded": []}, 0)

@@ -64,18 +64,15 @@ def test_another_protocol_is_another_evaluation(trained: list[str], tmp_path: Pa
     assert len(one[policy]["by_turn"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
+def test_bad_wanteds_say_what_there_is(trained: list[str]) -> None:
+    for wanted, message in (
         ({"policy": "nobody"}, "nobody was never committed"),
         ({"policy": "runs/smoke/trajectories/000000"}, "is a trajectories version, not a checkpoint"),
         ({"sets": "gsm"}, "there is no evaluation set 'gsm'; there are held-out"),
         ({"against": "smoke/latest"}, "are the same policy, runs/smoke/checkpoints/000001"),
-    ],
-)
-def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str], message: str) -> None:
-    with pytest.raises((StorageError, ValueError), match=message):
-        evaluate("smoke", trained, **wanted)
+    ):
+        with pytest.raises((StorageError, ValueError), match=message):
+            evaluate("smoke", trained, **wanted)
 
 
 def test_a_run_draws_by_the_results_of_earlier_runs(

@@ -8,7 +8,7 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -56,7 +56,6 @@ class Experiment:
     explaining: Mapping[str, str] = field(default_factory=dict)
     """Training metrics that may explain the result, averaged over updates and seeds, and their titles."""
     config: str = "demo"
-    common: Sequence[str] = ()  # overrides of all arms
 
     def main(self, description: str) -> NoReturn:
         """Run the command line."""
@@ -68,24 +67,16 @@ class Experiment:
         updates = f"updates of each run (default {self.iterations})"
         parser.add_argument("--iterations", type=int, default=self.iterations, help=updates)
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
-        listing = ", ".join(f"{index}: {arm.name}" for index, arm in enumerate(self.arms))
-        parser.add_argument(
-            "--arms", type=int, nargs="+", default=[*range(len(self.arms))], help=f"default all; {listing}"
-        )
-        parser.add_argument("--config", default=self.config, help=f"configuration of the runs (default {self.config})")
-        parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="dotted overrides of all arms")
         place = f"./var/experiments/{self.name}"
         parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
         arguments = parser.parse_args()
         share_cores()
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        if unknown := set(arguments.arms) - set(range(len(self.arms))):
-            parser.error(f"there is no arm {min(unknown)}: choose from {listing}")
-        chosen = replace(self, config=arguments.config, common=arguments.set)
-        arms = [self.arms[index] for index in sorted({0, *arguments.arms})]  # the others are compared with the first
         with temporary_server():
             results = [
-                chosen._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
+                self._run(arm, seed, arguments.iterations, arguments.root)
+                for seed in arguments.seeds
+                for arm in self.arms
             ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
@@ -108,7 +99,6 @@ class Experiment:
             f"storage.root={root}",
             f"storage.cache={root}/cache",
             *([f"policy.path={taught}"] if taught else []),
-            *self.common,
             *([] if arm is self.arms[0] else [f"policy.path={first}"]),
             *(override.replace(SEED, str(seed)).replace(LAST, str(iterations)) for override in arm.overrides),
         ]
