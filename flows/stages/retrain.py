@@ -29,7 +29,7 @@ from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.retrain import gate, planning
-from tasks.retrain.report import night_markdown, timeline_rows, write_timeline
+from tasks.retrain.report import night_markdown, timeline
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
@@ -305,10 +305,9 @@ def report_night(workspace: Workspace, record: Record) -> str:
     assert end.decision
     decision = manifests.read(store, end.decision).metrics
     text = night_markdown(store, config, record)
-    events = write_timeline(store, config)
     print(printable(text))
     create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
-    create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")
+    create_table_artifact(key="nights", table=timeline(store, config), description=f"Champions of {workspace.name}")
     report = store.uri(f"{layout.retraining(workspace.name)}/report")
     payload = {key: decision[key] for key in ("champion", "challenger")}
     payload |= {"night": night.number, "decision": end.decision, "report": report}

@@ -15,7 +15,7 @@ from tasks.evaluate.outcomes import Outcome, compare, read_outcomes, summary_of
 from tasks.evaluate.protocol import greedy
 from tasks.metrics.log import read_rows
 from tasks.metrics.rows import by_iteration, spent
-from tasks.metrics.show import draw_estimates, plotted
+from tasks.metrics.show import draw_estimates
 
 
 def summary(store: Store, config: Config, scorer: str, held_out: ProblemsVersion, cache: Path) -> dict[str, Any]:
@@ -62,21 +62,27 @@ def _differences(comparison: dict[str, Any]) -> dict[str, Any]:
 
 def plot(numbers: dict[str, Any], path: Path) -> None:
     """Plot a summary: held-out accuracy with intervals, and the success of training episodes, over the iterations."""
+    from matplotlib.figure import Figure
+
     played = [row for row in numbers["training"] if "success/turn_1" in row]
     evaluations = {each["policy_version"]: each for each in numbers["evaluations"]}
-    with plotted(path, 8, "accuracy", f"Run {numbers['run']}") as axes:
-        for name, measure, color, metric in (
-            ("first turn", "first_turn", "tab:blue", "success/turn_1"),
-            ("any turn", "any_turn", "tab:orange", "success/any_turn"),
-        ):
-            if played:
-                label, places = f"training episodes, {name} (sampled)", [row["iteration"] for row in played]
-                axes.plot(places, [row[metric] for row in played], color=color, alpha=0.35, linewidth=1, label=label)
-            estimates = {version: each[measure] for version, each in evaluations.items()}
-            draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")
-        sources = sorted({source for each in evaluations.values() for source in each.get("by_source", ())})
-        for number, source in enumerate(sources, 2):  # the first two colours are taken
-            of_source = {version: each.get("by_source", {}).get(source) for version, each in evaluations.items()}
-            estimates = {version: own["any_turn"] for version, own in of_source.items() if own}
-            draw_estimates(axes, estimates, "--o", f"C{number}", f"held-out, any turn, {source}")
-        axes.set_xlabel("policy version (PPO updates)")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, measure, color, metric in (
+        ("first turn", "first_turn", "tab:blue", "success/turn_1"),
+        ("any turn", "any_turn", "tab:orange", "success/any_turn"),
+    ):
+        if played:
+            label, places = f"training episodes, {name} (sampled)", [row["iteration"] for row in played]
+            axes.plot(places, [row[metric] for row in played], color=color, alpha=0.35, linewidth=1, label=label)
+        estimates = {version: each[measure] for version, each in evaluations.items()}
+        draw_estimates(axes, estimates, "-o", color, f"held-out, {name}")
+    sources = sorted({source for each in evaluations.values() for source in each.get("by_source", ())})
+    for number, source in enumerate(sources, 2):  # the first two colours are taken
+        of_source = {version: each.get("by_source", {}).get(source) for version, each in evaluations.items()}
+        estimates = {version: own["any_turn"] for version, own in of_source.items() if own}
+        draw_estimates(axes, estimates, "--o", f"C{number}", f"held-out, any turn, {source}")
+    axes.set(xlabel="policy version (PPO updates)", ylabel="accuracy", ylim=(0, 1), title=f"Run {numbers['run']}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -13,7 +13,7 @@ from storage.versions import aliases
 from storage.versions.aliases import Move
 from storage.visible import printable
 from tasks.evaluate.summary import rendered, table
-from tasks.retrain.report import night_markdown, read_timeline, timeline_rows, write_timeline
+from tasks.retrain.report import night_markdown, timeline
 
 
 def explain(config: Config) -> str:
@@ -28,10 +28,10 @@ def explain(config: Config) -> str:
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    events = read_timeline(_open_store(config), config)
-    if not events:
+    rows = timeline(_open_store(config), config)
+    if not rows:
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
-    return rendered(table(f"Retraining {config.run.name}", timeline_rows(events)))
+    return rendered(table(f"Retraining {config.run.name}", rows))
 
 
 def roll_back(config: Config) -> str:
@@ -44,7 +44,6 @@ def roll_back(config: Config) -> str:
     *_, before, present = promotions
     reason = f"roll back of move {present.number}"
     restored = aliases.move(store, alias, before.version, moves[-1].number, reason)  # fails if it was moved meanwhile
-    write_timeline(store, config)
     return (
         f"{alias}: {present.version} -> {restored.version} (move {restored.number})\n"
         f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}\n"
