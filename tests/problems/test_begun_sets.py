@@ -1,33 +1,13 @@
 """A run keeps the problems that it began with, whatever becomes of their files."""
 
 import json
-import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from flows.run import workspace as run_workspace
-from flows.run.configuration import resolve
-from flows.run.workspace import Workspace
-from flows.stages import problems as problems_task
-from flows.stages import rollout as rollout_task
-from flows.stages import warm_start as first_policy
-from flows.stages.problems import import_problems
 from flows.stages.rollout import _draw, unplayable
 from storage import layout
-from storage.version_names import ProblemsVersion
-from tasks.score.verifier import Verifier
-
-
-@pytest.fixture(autouse=True)
-def _shared(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verifier: Verifier) -> None:
-    """Give tasks a plain logger, and the scripted episodes at the start of runs the session's verifier."""
-    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
-    for module in (run_workspace, first_policy, problems_task, rollout_task):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    caplog.set_level(logging.WARNING, "test")
+from tests.problems.conftest import begin
 
 
 @pytest.fixture
@@ -43,34 +23,14 @@ def append(path: Path, *questions: str) -> None:
 
 
 @pytest.fixture
-def overrides(tmp_path: Path, rows: Path, policy_folder: Path) -> list[str]:
+def overrides(beginning: list[str], rows: Path) -> list[str]:
     source = f"{{kind: jsonl, path: {rows}, fields: {{prompt: ask, solutions: gold}}}}"
-    return [
-        f"storage.root={tmp_path}/var",
-        f"storage.cache={tmp_path}/cache",
-        f"policy={{path: {policy_folder}}}",
-        f"problems={{train: {source}, held_out: {source}}}",
-    ]
-
-
-def opened(*overrides: str) -> Workspace:
-    """Run the first step of a run."""
-    workspace = Workspace(resolve("smoke", overrides))
-    run_workspace.start_run.fn(workspace)
-    return workspace
-
-
-def begin(*overrides: str) -> tuple[Workspace, Sequence[ProblemsVersion]]:
-    """Run the steps of a run up to its policy; return the problem sets that it then uses."""
-    workspace = opened(*overrides)
-    sets = import_problems.fn(workspace)
-    first_policy.first_policy.fn(workspace, sets)
-    return workspace, sets
+    return [*beginning, f"problems={{train: {source}, held_out: {source}}}"]
 
 
 def test_a_run_keeps_the_problems_that_it_began_with(rows: Path, overrides: list[str]) -> None:
     """Also if their file has changed or can no longer be read; a run that begins takes what is there, or is refused."""
-    import_problems.fn(opened(*overrides))
+    begin(*overrides, with_policy=False)
     append(rows, "What is 4 + 1?")  # nothing was played yet
     workspace, sets = begin(*overrides)
     assert len(workspace.read_problems(sets[0])) == 5

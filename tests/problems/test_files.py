@@ -28,15 +28,7 @@ NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
 
 PRESET_ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "p", "answer": "#### 1"},
-    "math": {"problem": "p", "answer": "1", "unique_id": "u", "subject": "Algebra", "level": 3, "solution": "long"},
     "areal": {"query_id": "u", "prompt": "p", "task": "math", "solutions": ["1"]},
-    "verifiers": {"example_id": 1, "prompt": [{"role": "user", "content": "p"}], "answer": "1", "question": "p"},
-    "verl": {
-        "data_source": "s",
-        "prompt": [{"role": "user", "content": "p"}],
-        "reward_model": {"ground_truth": "1"},
-        "extra_info": {"index": 1},
-    },
 }
 
 

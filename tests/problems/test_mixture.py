@@ -1,9 +1,7 @@
 """Mixtures: whose turn it is, what each member draws, and how their problems become one set."""
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +12,13 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, load
 from configs.problems import FileSource, GuessSource, Part, StoredSource
 from flows.run import check
-from flows.run import workspace as run_workspace
 from flows.run.configuration import resolve
-from flows.run.workspace import Workspace
 from flows.stages import problems as problems_task
 from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as warm_start
-from flows.stages.problems import import_problems, import_sets
+from flows.stages.problems import import_sets
 from storage import layout
 from storage.records import CurriculumEntry, Problem
-from storage.version_names import ProblemsVersion
 from storage.versions import datasets, manifests
 from tasks.problems import ProblemError
 from tasks.problems.contamination import find_overlaps
@@ -31,7 +26,7 @@ from tasks.problems.generated import generate
 from tasks.problems.mixture import Turns, load_part, of_member
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import Pool, draw_from
-from tasks.score.verifier import Verifier
+from tests.problems.conftest import begin
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from([0.1, 0.25, 1e-3, 2.5])), min_size=1, max_size=6)
 SUMS = "{name: sums, weight: 2, source: {kind: arithmetic, high: 9}}"
@@ -142,38 +137,13 @@ def test_games_of_both_splits_differ() -> None:
 
 
 @pytest.fixture
-def overrides(
-    tmp_path: Path,
-    policy_folder: Path,
-    verifier: Verifier,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> list[str]:
-    """Return overrides for a mixture and an imported policy; tasks get a plain logger and the session's verifier."""
-    for module in (run_workspace, warm_start, problems_task, rollout_task):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr("flows.run.resources.Verifier", lambda *_, **__: nullcontext(verifier))
-    caplog.set_level(logging.INFO, "test")
-    return [
-        f"storage.root={tmp_path}/var",
-        f"storage.cache={tmp_path}/cache",
-        f"policy={{path: {policy_folder}}}",
-        f"problems.train=[{SUMS}, {GAME}]",
-    ]
-
-
-def begin(*overrides: str) -> Workspace:
-    """Run the steps of a run up to its policy."""
-    workspace = Workspace(resolve("smoke", overrides))
-    run_workspace.start_run.fn(workspace)
-    warm_start.first_policy.fn(workspace, import_problems.fn(workspace))
-    return workspace
+def overrides(beginning: list[str]) -> list[str]:
+    return [*beginning, f"problems.train=[{SUMS}, {GAME}]"]
 
 
 def test_a_run_imports_and_draws_a_mixture(overrides: list[str], caplog: pytest.LogCaptureFixture) -> None:
     """Both sets hold the problems of all members; the run's own held-out problems keep their source."""
-    workspace = begin(*overrides)
-    train, held_out = import_problems.fn(workspace)
+    workspace, (train, held_out) = begin(*overrides)
     counts = [Counter(each.source for each in workspace.read_problems(version)) for version in (train, held_out)]
     assert counts == [{"sums": 155, "game": 6}, {"game": 3, "arithmetic": 8}]
     assert "161 problems, 155 of sums, 6 of game, " in caplog.text
@@ -212,12 +182,11 @@ def test_the_curriculum_works_within_each_member(
     games = generate(GuessSource(kind="guess-number", count=5))
     monkeypatch.setattr(problems_task, "results", lambda *_, **__: ({key(each): (64, 0) for each in games}, []))
     suspects = "problems.sampling={leave_out_suspects: true}"
-    workspace = begin(*overrides, suspects)
+    workspace, (version, _) = begin(*overrides, suspects)
     assert "(game): curriculum from 0 runs: 5 suspect, 1 unknown" in caplog.text
     assert "(sums): curriculum from 0 runs: 155 unknown" in caplog.text
     rows = datasets.rows(workspace.store, layout.curriculum("smoke"), workspace.cache)
     assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "suspect": 5}
-    version = ProblemsVersion(manifests.read(workspace.store, layout.curriculum("smoke")).parent_names[0])
     drawn = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
     assert drawn == ["game/game7"]
     with pytest.raises(ValueError, match=r"problems.train\[1\] \(game\): problems.sampling leaves out all 5 problems"):

@@ -39,6 +39,12 @@ REJECT = [f"retrain.gate={{least_gain: 1, {LAX}}}"]
 SAMPLED = ["evaluation.samples=2", "retrain.gate.episodes=sampled"]
 
 
+def lines_of(numbers: range, wrong_by: int = 0) -> str:
+    """Return problems whose operands occur in no held-out problem."""
+    rows = ({"prompt": f"What is {n} + 50?", "answer": n + 50 + wrong_by} for n in numbers)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 class Place:
     """A store, a folder for new problems, and the flow with settings for a night of seconds."""
 
@@ -56,9 +62,7 @@ class Place:
         ]
 
     def arrive(self, file: str, numbers: range, wrong_by: int = 0) -> None:
-        """Write a file of problems whose operands occur in no held-out problem."""
-        lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50 + wrong_by}) for n in numbers]
-        (self.incoming / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+        (self.incoming / f"{file}.jsonl").write_text(lines_of(numbers, wrong_by))
 
     def night(self, *overrides: str) -> str:
         return retrain("smoke", [*self.overrides, *overrides])
