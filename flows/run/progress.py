@@ -145,7 +145,7 @@ def report_evaluations(
     return numbers
 
 
-def _show(key: str, title: str, rows: list[tables.Row]) -> None:
+def _show(key: str, title: str, rows: list[tables.Cells]) -> None:
     """Print a table, and keep it as an artifact of the flow run."""
     print(tables.rendered(tables.table(title, rows)), end="")
     create_table_artifact(key=key, table=rows, description=title)

@@ -8,7 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
-from configs.problems import Part, StoredSource
+from configs.problems import NamedSource, StoredSource
 from flows.run.workspace import Workspace
 from storage import layout
 from storage.errors import counted, first_few
@@ -62,14 +62,14 @@ def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, Pr
         ValueError: no evaluation set has that name.
         ProblemError, StorageError: see `import_problems`.
     """
-    own = {name: [Part(source)] for name, source in workspace.config.evaluation.sets.items()}
+    own = {name: [NamedSource(source)] for name, source in workspace.config.evaluation.sets.items()}
     sets = {HELD_OUT: workspace.config.problems.evaluated} | own
     if unknown := [name for name in names if name not in sets]:
         raise ValueError(f"there is no evaluation set {unknown[0]!r}; there are {', '.join(sets)}")
     return {name: import_parts(workspace, sets[name]) for name in names or sets}
 
 
-def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion:
+def import_parts(workspace: Workspace, parts: Sequence[NamedSource]) -> ProblemsVersion:
     """Import the problems of some parts as one set; return its version."""
     (source, name, _), *others = parts
     if isinstance(source, StoredSource) and not name and not others:
@@ -94,7 +94,7 @@ def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
     return {TRAIN: drawn_from[0]} if drawn_from else {}
 
 
-def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
+def load_parts(workspace: Workspace, parts: Sequence[NamedSource]) -> list[Problem]:
     """Load the problems of a set; log the rows that are left out.
 
     Raises:
@@ -103,7 +103,7 @@ def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
     config, logger, problems = workspace.config, get_run_logger(), list[Problem]()
     use = partial(use_of_solutions, config.score)
     for part in parts:
-        loaded = mixture.load_part(part, config.problems.max_bad_share, use, workspace.read_problems)
+        loaded = mixture.load_source(part, config.problems.max_bad_share, use, workspace.read_problems)
         problems += loaded.problems
         for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
             for line in listed(rows, _REPORTED):

@@ -11,11 +11,11 @@ from rich.table import Table
 from storage.commands import program
 from storage.visible import printable
 
-Row = dict[str, str]
+Cells = dict[str, str]
 _WIDTH = 150
 
 
-def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
+def accuracy_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn.
 
     If tools were called, two more rows have the share of episodes with a call and the share of calls that failed. If
@@ -78,7 +78,7 @@ def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
     return f"{estimate['value']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
 
 
-def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
+def evaluation_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of one evaluation, given the numbers of `summarise`; a cell without observations is empty."""
     lines = _accuracies(numbers) | {label: numbers[key] for label, key in _BEHAVIOUR.items()}
     return [
@@ -100,7 +100,7 @@ _BEHAVIOUR = {
 }
 
 
-def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
+def comparison_rows(comparison: dict[str, Any]) -> list[Cells]:
     """Make a table of the result of `compare`. Fixed: problems solved only after; broken: solved only before."""
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     lines: list[tuple[str, dict[str, Any], str | None]]
@@ -123,7 +123,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     ]
 
 
-def stage_rows(numbers: dict[str, Any]) -> list[Row]:
+def stage_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of mean seconds of an iteration, tokens/s and staleness by stage."""
     return [
         {
@@ -136,7 +136,7 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
     ]
 
 
-def table(title: str, rows: Sequence[Row]) -> Table:
+def table(title: str, rows: Sequence[Cells]) -> Table:
     """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
     return program.table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], title, HEAVY_HEAD)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import Config, ConfigError, load
-from configs.problems import FileSource, GuessSource, Part, StoredSource
+from configs.problems import FileSource, GuessSource, NamedSource, StoredSource
 from flows.run import check
 from flows.run.configuration import resolve
 from flows.stages import problems as problems_task
@@ -23,7 +23,7 @@ from storage.versions import datasets, manifests
 from tasks.problems import ProblemError
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.generated import generate
-from tasks.problems.mixture import Turns, load_part, of_member
+from tasks.problems.mixture import Turns, load_source, of_member
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import Pool, draw_from
 from tests.problems.conftest import begin
@@ -106,25 +106,25 @@ def mixture(*overrides: str) -> Config:
 
 def test_the_problems_of_a_member_have_its_name() -> None:
     """Their source is the member's name, which also makes ids unique; content and fingerprint of content stay."""
-    part = mixture().problems.trained[0]
-    loaded = load_part(part, 0, lambda _: "needs", lambda _: [])
+    named = mixture().problems.trained[0]
+    loaded = load_source(named, 0, lambda _: "needs", lambda _: [])
     first = loaded.problems[0]
     assert (first.problem_id, first.source, loaded.bad) == ("sums/1-4", "sums", [])
     assert key(first) == key(replace(first, source="arithmetic", problem_id="1-4"))
-    stored = Part(StoredSource(kind="stored", version="problems/01"), "old")
-    loaded = load_part(stored, 0, lambda _: "needs", lambda _: [Problem("1", "2?", ["3"], "x")])
+    stored = NamedSource(StoredSource(kind="stored", version="problems/01"), "old")
+    loaded = load_source(stored, 0, lambda _: "needs", lambda _: [Problem("1", "2?", ["3"], "x")])
     assert loaded.problems == [Problem("old/1", "2?", ["3"], "old")]
 
 
 def test_errors_of_a_source_name_the_member() -> None:
     """The scorer of a member decides what it needs, and not that of the source that a row names."""
     where = "problems.train[1] (game): "
-    game = Part(GuessSource(kind="guess-number"), "game", where)
+    game = NamedSource(GuessSource(kind="guess-number"), "game", where)
     with pytest.raises(ProblemError, match=r"problems.train\[1\] \(game\): games have no solutions"):
-        load_part(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
+        load_source(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
     gone = game._replace(source=FileSource(kind="jsonl", path="/nowhere.jsonl", preset="gsm8k"))
     with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): /nowhere.jsonl cannot be read"):
-        load_part(gone, 0, lambda _: "ignores", lambda _: [])
+        load_source(gone, 0, lambda _: "ignores", lambda _: [])
 
 
 def test_games_of_both_splits_differ() -> None:
