@@ -150,7 +150,7 @@ Source = Annotated[
 
 
 class ProblemSampling(Knobs):
-    """The frequency with which a run draws each problem, by its results in earlier runs (`python -m flows.history`)."""
+    """The frequency with which a run draws each problem, by its results in earlier runs of the store."""
 
     prefer: Literal["all", "middle"] = "all"
     """`all` draws every problem once before any repeats, if none is retired; `middle` draws problems more often that
@@ -216,8 +216,8 @@ Training = Annotated[
 ]
 
 
-class Part(NamedTuple):
-    """A part of a problem set: all of it, or the problems of a member."""
+class NamedSource(NamedTuple):
+    """A source of problems with the name of its member; without a name it is the only source, or the run's own."""
 
     source: Source
     name: str = ""  # of the member
@@ -246,21 +246,21 @@ class Problems(Knobs):
         return self.train if isinstance(self.train, list) else []
 
     @property
-    def trained(self) -> "list[Part]":
+    def trained(self) -> "list[NamedSource]":
         """The parts of the training problems."""
         if not isinstance(self.train, list):
-            return [Part(self.train)]
-        return [Part(m.source, m.name, f"problems.train[{n}] ({m.name}): ") for n, m in enumerate(self.train)]
+            return [NamedSource(self.train)]
+        return [NamedSource(m.source, m.name, f"problems.train[{n}] ({m.name}): ") for n, m in enumerate(self.train)]
 
     @property
-    def evaluated(self) -> "list[Part]":
+    def evaluated(self) -> "list[NamedSource]":
         """The parts of the held-out problems: those of members, then the run's."""
         own = [
             part._replace(source=each.held_out)
             for part, each in zip(self.trained, self.members, strict=False)
             if each.held_out
         ]
-        return [*own, *([Part(self.held_out)] if self.held_out else [])]
+        return [*own, *([NamedSource(self.held_out)] if self.held_out else [])]
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -7,9 +7,9 @@ python -m flows.metrics demo s3://bucket/prefix/runs/other --metric reward/mean 
 from pathlib import Path
 
 from storage import errors, interrupts, layout
-from storage.commands.program import Output, Parser, print_error, print_progress
+from storage.commands.program import Output, Parser, print_error
 from storage.objects.store import Store
-from tasks.metrics.log import evaluated_on, read_rows
+from tasks.metrics.log import read_rows
 from tasks.metrics.rows import Row
 from tasks.metrics.show import names_of, plot, shown, table_of
 
@@ -25,8 +25,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print all rows as JSON")
     arguments = parser.parse_args()
     try:
-        sets = dict[str, str]()
-        runs = {name: read_run(name, arguments.root, sets) for name in arguments.runs}
+        runs = {name: read_run(name, arguments.root) for name in arguments.runs}
         show(runs, arguments.metric, arguments.plot, only_names=arguments.names).print(as_json=arguments.json)
     except (ValueError, OSError) as error:
         print_error(error)
@@ -34,11 +33,8 @@ def main() -> int:
     return 0
 
 
-def read_run(target: str, root: str, sets: dict[str, str]) -> list[Row]:
+def read_run(target: str, root: str) -> list[Row]:
     """Read the rows of a run: a name below `root`, or the path or URI of its folder.
-
-    `sets` has the problems on which the runs before were evaluated; say if they are others, since curves would show
-    them as one.
 
     Raises:
         StorageError: no stage of such a run is committed.
@@ -47,9 +43,6 @@ def read_run(target: str, root: str, sets: dict[str, str]) -> list[Row]:
     store = Store(of_target or root)
     if not (rows := read_rows(store, name)):
         raise errors.StorageError(f"{store.uri(f'runs/{name}')} has no committed iteration: check the name and --root")
-    for name, problems in evaluated_on(store, rows).items():
-        if (known := sets.setdefault(name, problems)) != problems:
-            print_progress(f"warning: {target} was evaluated on other problems of {name!r}, {problems} and not {known}")
     return rows
 
 

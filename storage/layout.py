@@ -10,7 +10,7 @@ runs/<run>/annotations/<iteration>/<model>  what a model beside the policy said 
 runs/<run>/scores/<iteration>/<scorer>      scores of those trajectories
 runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; with `…/annotations/<model>` and
                                             `…/scores/<scorer>`
-runs/<run>/history/<iterations>             the results of each problem in so many iterations
+runs/<run>/history/<iterations>             the results of each problem in so many iterations, of older programs
 runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
 
@@ -164,10 +164,6 @@ def evaluated_policy(version: str) -> names.PolicyVersion | None:
 def is_written_without_lease(key: str) -> bool:
     """Return whether `key` is written without the lease of a run: evaluations, histories, and what is in no run."""
     return run_of(key) is None or key.split("/")[2] in ("evaluations", "history")
-
-
-def history(name: str, iterations: int) -> names.HistoryVersion:
-    return names.HistoryVersion(f"runs/{name}/history/{iterations:06d}")
 
 
 def curriculum(name: str) -> names.CurriculumVersion:

@@ -205,7 +205,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class ProblemHistory:
-    """The results of one problem in one iteration of a run, over the episodes that no error ended.
+    """The results of one problem in one iteration of a run; only older programs stored such rows.
 
     Example: ProblemHistory(problem_key="9f3a", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"],
     run="demo", iteration=3, policy_version=3, episodes=8, first_turn=2, any_turn=5)

@@ -167,7 +167,6 @@ def test_an_evaluation_with_other_code_is_another(folder: Path) -> None:
     """The gate compares champion and challenger with the same environment; other scorers only score again."""
     problems = ProblemsVersion("problems/1f0c")
     old = greedy(load("smoke", []), HELD_OUT, problems)
-    assert old == greedy(load("smoke", []), HELD_OUT, problems, with_code=False)
     assert old == greedy(load("smoke", ["score.type=alone:score"]), HELD_OUT, problems)
     before = greedy(configured(folder), HELD_OUT, problems)
     (folder / "late.py").write_text("new = True\n")

@@ -51,7 +51,6 @@ def demo(overrides: Sequence[str]) -> None:
     if not last.reason.startswith("roll back"):  # a demo that was killed here has rolled back already
         print(roll_back(config))
     print(nights(config))
-    print(f"plot: {config.storage.root}/retraining/{NAME}/report/champion.png")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from storage.errors import UnavailableError
 from storage.records import Problem
 from storage.visible import described, printable
 from tasks.inference.devices import check_split
-from tasks.problems.mixture import by_member, load_part, naming
+from tasks.problems.mixture import by_member, load_source, naming
 from tasks.score.scorers import use_of_solutions
 from tasks.warm_start.policy_sizes import policy_tokenizer, policy_values
 
@@ -82,5 +82,5 @@ def problems_of(workspace: Workspace) -> Sequence[Problem]:
     """Return the problems for training."""
     config = workspace.config
     use, most_bad = partial(use_of_solutions, config.score), config.problems.max_bad_share
-    loaded = [load_part(part, most_bad, use, workspace.read_problems) for part in config.problems.trained]
+    loaded = [load_source(part, most_bad, use, workspace.read_problems) for part in config.problems.trained]
     return [problem for each in loaded for problem in each.problems]

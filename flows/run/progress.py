@@ -83,21 +83,16 @@ def report(workspace: Workspace, held_out: version_names.ProblemsVersion) -> str
     """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
     config, store = workspace.config, workspace.store
     scorer = scorer_fingerprint(config.score, model_fingerprints(config))
-    history = learning_curve.read_learning_curve(store, config, scorer, held_out, workspace.cache)
-    numbers = learning_curve.summary(history)
+    numbers = learning_curve.summary(store, config, scorer, held_out, workspace.cache)
     folder = f"runs/{workspace.name}/report"
     with TemporaryFolder() as scratch:
         curve = scratch / "learning_curve.png"
-        learning_curve.plot(history, curve)
+        learning_curve.plot(numbers, curve)
         store.put(f"{folder}/{curve.name}", curve)
     store.write(f"{folder}/summary.json", json.dumps(numbers, indent=1).encode())
-    title = f"Run {workspace.name}: {errors.counted(len(history.iterations), 'iteration')}"
+    title = f"Run {workspace.name}: {errors.counted(numbers['iterations'], 'iteration')}"
     _show("accuracy", title, tables.accuracy_rows(numbers))
-    if rewards := tables.reward_rows(numbers):
-        _show("rewards", "Rewards of training episodes, by their scores", rewards)
     _show("stages", "Stages", tables.stage_rows(numbers))
-    if faults := tables.fault_rows(numbers):
-        _show("faults", "Training episodes without a verdict", faults)
     uri = store.uri(folder)
     get_run_logger().info("report in %s", uri)
     return uri
@@ -121,14 +116,14 @@ def report_evaluations(
         for evaluated, accuracies in numbers[name].items():
             _show(key, f"{name}: {evaluated}", tables.evaluation_rows(accuracies))
         for other in others:
-            against = outcomes.outcomes_of(store, evaluations[other][name][0], cache)
-            comparison = outcomes.compare(against, outcomes.outcomes_of(store, versions[0], cache))
+            against = outcomes.read_outcomes(store, evaluations[other][name][0], cache)
+            comparison = outcomes.compare(against, outcomes.read_outcomes(store, versions[0], cache))
             numbers[name]["comparison"] = comparison
             _show(key, f"{name}: {policy} against {other}", tables.comparison_rows(comparison))
     return numbers
 
 
-def _show(key: str, title: str, rows: list[tables.Row]) -> None:
+def _show(key: str, title: str, rows: list[tables.Cells]) -> None:
     """Print a table, and keep it as an artifact of the flow run."""
     print(tables.rendered(tables.table(title, rows)), end="")
     create_table_artifact(key=key, table=rows, description=title)

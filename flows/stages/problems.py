@@ -1,26 +1,23 @@
-"""Tasks: import problem sets as versions named by their fingerprints; commit histories and the run's curriculum."""
+"""Tasks: import problem sets as versions named by their fingerprints, and commit the run's curriculum."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
-from configs.problems import Part, StoredSource
+from configs.problems import NamedSource, StoredSource
 from flows.run.workspace import Workspace
 from storage import layout
-from storage.errors import DamagedError, counted, first_few
-from storage.logs import catalog
+from storage.errors import counted, first_few
 from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Problem
 from storage.version_names import ProblemsVersion, select
 from storage.versions import datasets, manifests
-from tasks.evaluate.summary import rendered, table
 from tasks.problems import ProblemError, contamination, curriculum, fingerprint, mixture
-from tasks.problems.problem_set import describe_change, listed
+from tasks.problems.problem_set import listed
+from tasks.provenance.questions import results
 from tasks.score.scorers import use_of_solutions
 
 _ROWS_PER_SHARD = 50_000
@@ -34,8 +31,8 @@ FIXED_SETS = "problem_sets"
 def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVersion]:
     """Import the training and the held-out problem set; return their versions.
 
-    A run that continues keeps the sets that it began with (`begun_sets`). Warn if a source has changed since, and about
-    training problems that are in the held-out set. If `problems.sampling` uses the history of runs, commit the run's
+    A run that continues keeps the sets that it began with (`begun_sets`), whatever its sources have now. Warn about
+    training problems that are in the held-out set. If `problems.sampling` uses the results of runs, commit the run's
     curriculum, too.
 
     Raises:
@@ -44,12 +41,13 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
     """
     problems, begun = workspace.config.problems, begun_sets(workspace)
     sets = {TRAIN: problems.trained, HELD_OUT: problems.evaluated}
-    train, held_out = (_import_for_run(workspace, name, parts, begun.get(name)) for name, parts in sets.items())
+    train, held_out = (begun.get(name) or import_parts(workspace, parts) for name, parts in sets.items())
     rows = {name: workspace.read_problems(version) for name, version in ((TRAIN, train), (HELD_OUT, held_out))}
     for name, version in ((TRAIN, train), (HELD_OUT, held_out)):
         numbers = Counter(problem.source for problem in rows[name]) if problems.members else {}
         of_each = "".join(f", {count} of {source}" for source, count in numbers.items())
-        get_run_logger().info("%s: %s%s, %s", name, counted(len(rows[name]), "problem"), of_each, version)
+        kept = ", which the run began with" if name in begun else ""
+        get_run_logger().info("%s: %s%s, %s%s", name, counted(len(rows[name]), "problem"), of_each, version, kept)
     if overlaps := contamination.find_overlaps(rows[TRAIN], {HELD_OUT: rows[HELD_OUT]}):
         get_run_logger().warning("%s", contamination.describe(overlaps))
     plan_curriculum(workspace, train)
@@ -64,28 +62,22 @@ def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, Pr
         ValueError: no evaluation set has that name.
         ProblemError, StorageError: see `import_problems`.
     """
-    own = {name: [Part(source)] for name, source in workspace.config.evaluation.sets.items()}
+    own = {name: [NamedSource(source)] for name, source in workspace.config.evaluation.sets.items()}
     sets = {HELD_OUT: workspace.config.problems.evaluated} | own
     if unknown := [name for name in names if name not in sets]:
         raise ValueError(f"there is no evaluation set {unknown[0]!r}; there are {', '.join(sets)}")
     return {name: import_parts(workspace, sets[name]) for name in names or sets}
 
 
-def import_parts(workspace: Workspace, parts: Sequence[Part]) -> ProblemsVersion:
+def import_parts(workspace: Workspace, parts: Sequence[NamedSource]) -> ProblemsVersion:
     """Import the problems of some parts as one set; return its version."""
-    if known := _as_stored(parts):
-        if manifests.read(workspace.store, known).kind != "problems":
-            raise DamagedError(f"{known} is not a problem set: give a version whose kind is problems")
-        return known
-    sources = {part.name: part.source.model_dump(mode="json") for part in parts}
-    source: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
-    return commit_problems(workspace, load_parts(workspace, parts), source)
-
-
-def _as_stored(parts: Sequence[Part]) -> ProblemsVersion | None:
-    """Return the stored problem set that `parts` name: a single source, without members. None if they name another."""
     (source, name, _), *others = parts
-    return ProblemsVersion(source.version) if isinstance(source, StoredSource) and not name and not others else None
+    if isinstance(source, StoredSource) and not name and not others:
+        manifests.read(workspace.store, source.version)  # it must be there
+        return ProblemsVersion(source.version)
+    sources = {part.name: part.source.model_dump(mode="json") for part in parts}
+    described: dict[str, object] = sources[""] if list(sources) == [""] else {"mixture": sources}
+    return commit_problems(workspace, load_parts(workspace, parts), described)
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -102,31 +94,8 @@ def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
     return {TRAIN: drawn_from[0]} if drawn_from else {}
 
 
-def _import_for_run(
-    workspace: Workspace, name: str, parts: Sequence[Part], begun: ProblemsVersion | None
-) -> ProblemsVersion:
-    """Import a set; but a run that has `begun` with one keeps that, whatever its sources have now."""
-    if begun is None or _as_stored(parts):
-        return import_parts(workspace, parts)
-    keeps = f"the run keeps the problems that it began with ({begun})"
-    try:
-        present = load_parts(workspace, parts)
-    except ProblemError as error:
-        get_run_logger().warning("problems.%s: %s, although its source cannot be used now: %s", name, keeps, error)
-        return begun
-    if layout.problems(fingerprint(present)) != begun:
-        get_run_logger().warning(
-            "problems.%s: its source has changed since the run began: %s. But %s. To use what the source has now, "
-            "begin another run with run.name=…, whose policy.path may be the URI of a checkpoint of this run",
-            name,
-            describe_change(workspace.read_problems(begun), present),
-            keeps,
-        )
-    return begun
-
-
-def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
-    """Load the problems of a set; log the rows that are left out, and problems of a part that ask the same.
+def load_parts(workspace: Workspace, parts: Sequence[NamedSource]) -> list[Problem]:
+    """Load the problems of a set; log the rows that are left out.
 
     Raises:
         ProblemError: a part cannot be loaded, or two of them have a problem with the same id.
@@ -134,15 +103,11 @@ def load_parts(workspace: Workspace, parts: Sequence[Part]) -> list[Problem]:
     config, logger, problems = workspace.config, get_run_logger(), list[Problem]()
     use = partial(use_of_solutions, config.score)
     for part in parts:
-        loaded = mixture.load_part(part, config.problems.max_bad_share, use, workspace.read_problems)
+        loaded = mixture.load_source(part, config.problems.max_bad_share, use, workspace.read_problems)
         problems += loaded.problems
         for what, rows in (("dropped", loaded.bad), ("left out", loaded.left_out)):
             for line in listed(rows, _REPORTED):
                 logger.warning("%s%s: %s: %s", part.where, part.source.kind, what, line)
-        if not isinstance(part.source, StoredSource) and (repeats := contamination.find_repeats(loaded.problems)):
-            text = "%s%s: %s as an earlier one (%s): such problems are drawn more often"
-            asking = "1 row asks the same" if len(repeats) == 1 else f"{len(repeats)} rows ask the same"
-            logger.warning(text, part.where, part.source.kind, asking, first_few(repeats, 5))
     names = Counter(problem.problem_id for problem in problems)
     if twice := [name for name, count in names.items() if count > 1 and len(parts) > 1]:
         raise ProblemError(f"parts of a problem set share ids ({first_few(twice, 5)}): rename a member of the mixture")
@@ -160,25 +125,23 @@ def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: d
 
 
 def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
-    """Commit the run's curriculum once, from the present histories of all other runs in the store."""
-    config = workspace.config.problems
+    """Commit the run's curriculum once, from the stored episodes of all other runs in the store."""
+    config, store = workspace.config.problems, workspace.store
     if not config.sampling.active:
         return
     with workspace.stage(layout.curriculum(workspace.name)) as draft:
         if draft is None:
             return
-        histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
-        past, rows = curriculum.read_history(workspace.store, histories, workspace.cache), list[CurriculumEntry]()
+        past, newest = results(store, workspace.cache, leave_out=workspace.name, most=curriculum.LAST_EPISODES)
+        entries = list[CurriculumEntry]()
         for part, problems in mixture.by_member(config, workspace.read_problems(problem_set)):
             with mixture.naming(part.where):
                 planned = curriculum.plan_curriculum(problems, past, config.sampling)
-            rows += planned
-            counts = {row["standing"]: row["problems"] for row in curriculum.standing_rows(planned)}
-            totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count != "0")
-            get_run_logger().info("%scurriculum from the histories of %d runs: %s", part.where, len(histories), totals)
-        datasets.write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
-        numbers = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
-        draft.commit(workspace.provenance(), [problem_set, *histories], numbers)
+            entries += planned
+            totals = ", ".join(f"{count} {standing}" for standing, count in curriculum.standings(planned).items())
+            get_run_logger().info("%scurriculum from %s: %s", part.where, counted(len(newest), "run"), totals)
+        datasets.write_rows(draft, CURRICULUM_SCHEMA, entries, _ROWS_PER_SHARD)
+        draft.commit(workspace.provenance(), [problem_set, *newest], curriculum.standings(entries))
 
 
 def weights(workspace: Workspace) -> Mapping[str, float] | None:
@@ -187,36 +150,3 @@ def weights(workspace: Workspace) -> Mapping[str, float] | None:
         return None
     rows = datasets.rows(workspace.store, layout.curriculum(workspace.name), workspace.cache, ["problem_id", "weight"])
     return {row["problem_id"]: row["weight"] for row in rows}
-
-
-def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, str]:
-    """Commit the histories of all runs but one; return their versions by run. The catalog is read once for all."""
-    store, cache, provenance = workspace.store, workspace.cache, workspace.provenance()
-    entries = catalog.read_all(store)
-    runs = [run for run in curriculum.all_runs(store, entries) if run != leave_out]
-    return {run: curriculum.commit_history(store, run, cache, provenance, entries) for run in runs}
-
-
-@task(name="report-history", cache_policy=NO_CACHE)
-def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
-    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects.
-
-    If the configuration has a mixture, the standing of each member's problems is shown, too; their ids tell whose
-    they are.
-    """
-    histories = _commit_histories(workspace)
-    rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
-    first = {row.problem_key: row for row in reversed(rows)}
-    problems = [Problem(row.problem_id, row.prompt, row.solutions) for row in first.values()]
-    sampling = workspace.config.problems.sampling
-    entries = curriculum.plan_curriculum(problems, rows, sampling, list(first)) if problems else []
-    standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
-    title = f"{counted(len(problems), 'problem')} in {counted(len(histories), 'run')}"
-    suspicion = f"Suspects: never solved, is the gold answer right? ({len(suspects)})"
-    names = [member.name for member in workspace.config.problems.members]
-    own = {name: [entry for entry in entries if entry.problem_id.startswith(f"{name}/")] for name in names}
-    by_source = {name: curriculum.standing_rows(rows) for name, rows in own.items()}
-    tables = [table(f"Problems of {name}: {len(own[name])}", rows) for name, rows in by_source.items()]
-    print(rendered(table(title, standing), *tables, table(suspicion, suspects[:most])), end="")
-    create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
-    return {"histories": histories, "standing": standing, "by_source": by_source, "suspects": suspects[:most]}

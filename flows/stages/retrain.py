@@ -21,14 +21,14 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, lineage, manifests
-from tasks.evaluate.outcomes import compare, outcomes_of, summary_of
-from tasks.evaluate.summary import rendered, table
+from storage.visible import printable
+from tasks.evaluate.outcomes import compare, read_outcomes, summary_of
 from tasks.inference.api import derive
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, replayed, union
 from tasks.retrain import gate, planning
-from tasks.retrain.report import check_rows, night_markdown, timeline_rows, write_timeline
+from tasks.retrain.report import night_markdown, timeline
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
@@ -203,7 +203,7 @@ def decide(
         before, after = evaluations[champion], evaluations[challenger]
         index = int(settings.episodes == "sampled")  # greedy episodes come first
         comparisons = {
-            name: compare(*(outcomes_of(store, sets[name][index], workspace.cache) for sets in (before, after)))
+            name: compare(*(read_outcomes(store, sets[name][index], workspace.cache) for sets in (before, after)))
             for name in after
         }
         solved, tokens, failed = training_of(store, challenger)
@@ -308,11 +308,10 @@ def report_night(workspace: Workspace, record: Record) -> str:
     assert end
     assert end.decision
     decision = manifests.read(store, end.decision).metrics
-    text = night_markdown(store, config, record, decision)
-    events = write_timeline(store, config)
-    print(rendered(table(f"Night {night.number}: {end.outcome}", check_rows(decision))))
+    text = night_markdown(store, config, record)
+    print(printable(text))
     create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
-    create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")
+    create_table_artifact(key="nights", table=timeline(store, config), description=f"Champions of {workspace.name}")
     report = store.uri(f"{layout.retraining(workspace.name)}/report")
     payload = {key: decision[key] for key in ("champion", "challenger")}
     payload |= {"night": night.number, "decision": end.decision, "report": report}

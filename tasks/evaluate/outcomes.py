@@ -11,7 +11,7 @@ from configs.score import Score as ScoreSettings
 from storage.errors import first_few
 from storage.grouping import grouped
 from storage.objects.store import Store
-from storage.version_names import ScoresVersion, TrajectoriesVersion
+from storage.version_names import ScoresVersion, TrajectoriesVersion, select
 from storage.versions import datasets, manifests
 from tasks.evaluate import statistics
 from tasks.evaluate.statistics import mean, paired_difference, pass_at_k, proportion
@@ -58,15 +58,17 @@ class Outcome:
         return sum((self.rewards or self.success)[-1 if self.last else 0 :])
 
 
-def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
-    """Read the outcomes of trajectories and their scores, ordered by problem and sample.
+def read_outcomes(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
+    """Read the outcomes of graded trajectories, given the scores, ordered by problem and sample.
 
     Raises:
         StorageError: a version is missing, damaged, or written by a newer schema.
         ValueError: a turn has two scores.
     """
-    settings = ScoreSettings.model_validate(manifests.read(store, scores).knob("score") or {})
-    rows = datasets.rows(store, trajectories, cache, COLUMNS)
+    manifest = manifests.read(store, scores)
+    settings = ScoreSettings.model_validate(manifest.knob("score") or {})
+    played = scores.evaluation or select(TrajectoriesVersion, manifest.parent_names)[0]
+    rows = datasets.rows(store, played, cache, COLUMNS)
     return join(rows, datasets.rows(store, scores, cache, _SCORE), settings)
 
 
@@ -203,10 +205,9 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
     """Compute the differences after - before, paired by problem, JSON-ready.
 
     `first_turn` and `any_turn` hold the mean accuracy over problems before and after, and their difference with a 95 %
-    bootstrap interval over problems. If each problem has one outcome, they also hold McNemar's exact test (the numbers
-    of problems solved `only_before` and `only_after`, and p) and the difference's `score_interval`, which is valid even
-    if few problems differ. If problems have several outcomes, a problem's accuracy is their mean, p comes from
-    `sign_flip`, `adjusted_interval` replaces the score interval, and the counts are None.
+    bootstrap interval over problems and an `adjusted_interval`, which is valid even if few problems differ, and p of
+    `sign_flip`. If each problem has one outcome, p is that of McNemar's exact test, the interval is the score interval,
+    and `only_before` and `only_after` count problems solved; otherwise a problem's accuracy is its outcomes' mean.
     `answer_tokens`: mean number of sampled tokens of a turn, None without turns. `truncated`: share of episodes.
     `return`: mean over problems before and after, and their difference; None if all rewards are successes.
     `by_source`: the same for the problems of each source, if there are several.
@@ -241,34 +242,37 @@ def _returns(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]]) -> di
     if not pairs:
         return None
     before, after = zip(*pairs, strict=True)
-    return {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after)._asdict()}
+    return {
+        "before": fmean(before),
+        "after": fmean(after),
+        "difference": paired_difference(before, after)._asdict(),
+    }
 
 
 def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:
-    """Compare a measure by problem, with the interval that fits one outcome of each problem, or several."""
+    """Compare a measure by problem."""
     before, after = (
         [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
     )
-    numbers = {"before": fmean(before), "after": fmean(after), "difference": paired_difference(before, after)._asdict()}
-    lost = won = score = adjusted = None
+    lost = won = None
+    adjusted = statistics.paired_means(before, after)
     if all(len(group) == 1 for groups in (old, new) for group in groups.values()):
         pairs = [(earlier > 0.5, later > 0.5) for earlier, later in zip(before, after, strict=True)]
         lost, won = pairs.count((True, False)), pairs.count((False, True))
-        score = statistics.paired_proportions(lost, won, len(pairs))._asdict()
-    else:
-        adjusted = statistics.paired_means(before, after)._asdict()
-    tested = {"only_before": lost, "only_after": won, "p": statistics.sign_flip(before, after)}
-    return numbers | tested | {"score_interval": score, "adjusted_interval": adjusted}
+        adjusted = statistics.paired_proportions(lost, won, len(pairs))
+    return {
+        "before": fmean(before),
+        "after": fmean(after),
+        "difference": paired_difference(before, after)._asdict(),
+        "only_before": lost,
+        "only_after": won,
+        "p": statistics.sign_flip(before, after),
+        "adjusted_interval": adjusted._asdict(),
+    }
 
 
 _COUNTS = ("turns", "verdicts", "reward", "return_mean", "parts", "seconds", "set", "problem_set")
 """Metrics of scores that are not about the policy."""
-
-
-def outcomes_of(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
-    """Read the outcomes of an evaluation, given its scores."""
-    assert scores.evaluation
-    return read_outcomes(store, scores.evaluation, scores, cache)
 
 
 def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:

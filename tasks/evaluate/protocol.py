@@ -33,12 +33,9 @@ class Protocol:
         return layout.evaluation(policy, self.set_name, f"{self.mode}-{self.digest}")
 
 
-def greedy(config: Config, set_name: str, problem_set: ProblemsVersion, *, with_code: bool = True) -> Protocol:
-    """Return the protocol with one episode of each problem, at temperature 0.
-
-    Without code it has the name that it had before the user's code was a part of it.
-    """
-    return Protocol("greedy", set_name, problem_set, 1, 0.0, _digest(config, problem_set, 1, 0.0, with_code))
+def greedy(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol:
+    """Return the protocol with one episode of each problem, at temperature 0."""
+    return Protocol("greedy", set_name, problem_set, 1, 0.0, _digest(config, problem_set, 1, 0.0))
 
 
 def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol | None:
@@ -48,9 +45,7 @@ def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Prot
     return Protocol("sampled", set_name, problem_set, samples, temperature, digest) if samples else None
 
 
-def _digest(
-    config: Config, problem_set: ProblemsVersion, samples: int, temperature: float, with_code: bool = True
-) -> str:
+def _digest(config: Config, problem_set: ProblemsVersion, samples: int, temperature: float) -> str:
     """Return a digest of everything that decides what is played: set, agent, environment, their code, sampling."""
     # Without tools an evaluation has the name that it had before there were tools.
     without = None if config.agent.tools else {"tools"}
@@ -68,6 +63,6 @@ def _digest(
     if members := config.problems.members:
         identity["members"] = [each.model_dump(mode="json", include={"name", *PLAYS}) for each in members]
     identity["without_room"] = "left out"  # older programs played these problems, too
-    if with_code and (code := own_code(config, PLAYS)):
+    if code := own_code(config, PLAYS):
         identity["code"] = code
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

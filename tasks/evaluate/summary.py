@@ -1,8 +1,7 @@
-"""Tables for people: accuracies, comparisons, seconds of stages, faults."""
+"""Tables for people: accuracies, comparisons, seconds of stages."""
 
 import io
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from rich.box import HEAVY_HEAD
@@ -11,13 +10,12 @@ from rich.table import Table
 
 from storage.commands import program
 from storage.visible import printable
-from tasks.metrics.rows import earned
 
-Row = dict[str, str]
+Cells = dict[str, str]
 _WIDTH = 150
 
 
-def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
+def accuracy_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn.
 
     If tools were called, two more rows have the share of episodes with a call and the share of calls that failed. If
@@ -80,7 +78,7 @@ def estimated(estimate: Mapping[str, float] | None, sign: str = "") -> str:
     return f"{estimate['value']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
 
 
-def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
+def evaluation_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of one evaluation, given the numbers of `summarise`; a cell without observations is empty."""
     lines = _accuracies(numbers) | {label: numbers[key] for label, key in _BEHAVIOUR.items()}
     return [
@@ -102,7 +100,7 @@ _BEHAVIOUR = {
 }
 
 
-def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
+def comparison_rows(comparison: dict[str, Any]) -> list[Cells]:
     """Make a table of the result of `compare`. Fixed: problems solved only after; broken: solved only before."""
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     lines: list[tuple[str, dict[str, Any], str | None]]
@@ -125,7 +123,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
     ]
 
 
-def stage_rows(numbers: dict[str, Any]) -> list[Row]:
+def stage_rows(numbers: dict[str, Any]) -> list[Cells]:
     """Make a table of mean seconds of an iteration, tokens/s and staleness by stage."""
     return [
         {
@@ -138,39 +136,7 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
     ]
 
 
-def reward_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Make a table of what training episodes earned by their scores: returns, rewards of turns, parts of rewards."""
-    training = numbers["training"]
-    names = dict.fromkeys(name for row in training for name in [*_EARNED, *earned(row)] if name in row)
-    return [
-        {"earned": _EARNED.get(name, f"part {name.removeprefix('parts/').removeprefix('reward/')}")}
-        | _over_iterations([row.get(name) for row in training])
-        for name in names
-    ]
-
-
-_EARNED = {"return/mean": "return of an episode", "reward/mean": "reward of a turn"}
-
-
-def _over_iterations(values: Sequence[float | None]) -> Row:
-    """Return the cells of a value of each iteration, one of which is known at least."""
-    known = {iteration: value for iteration, value in enumerate(values) if value is not None}
-    highest = max(known, key=known.__getitem__)
-    series = [*known.values()]
-    cells = {"first": series[0], "last": series[-1], "mean": fmean(series), "highest": known[highest]}
-    return {name: f"{value:.3f}" for name, value in cells.items()} | {"in iteration": str(highest)}
-
-
-def fault_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Make a table of the shares of training episodes that ended without a verdict, by whose fault; none without any.
-
-    Iterations of older programs counted none.
-    """
-    shares = {fault: [row.get(f"faults/{fault}", 0.0) for row in numbers["training"]] for fault in ("policy", "set-up")}
-    return [{"without a verdict, fault of": of} | _over_iterations(each) for of, each in shares.items() if any(each)]
-
-
-def table(title: str, rows: Sequence[Row]) -> Table:
+def table(title: str, rows: Sequence[Cells]) -> Table:
     """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
     return program.table(list(rows[0]) if rows else [], [list(row.values()) for row in rows], title, HEAVY_HEAD)
 

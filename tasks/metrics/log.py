@@ -6,19 +6,16 @@ flow may evaluate any policy. What a killed flow run could not write any more is
 """
 
 import json
-import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store, in_parallel
-from storage.version_names import ProblemsVersion, ScoresVersion, select, version_of
+from storage.version_names import version_of
 from storage.versions import manifests
-from tasks.metrics.rows import HEAD, STAGES, Row, by_iteration, numbers_of, order, row_of
+from tasks.metrics.rows import STAGES, Row, by_iteration, numbers_of, order, row_of
 
-logger = logging.getLogger(__name__)
 PER_FILE = 100
 """Iterations in a file: few files to read, and little to write again with each row."""
 
@@ -38,14 +35,12 @@ def begin_log(store: Store, run: str) -> None:
 def catch_up(store: Store, run: str) -> None:
     """Write the rows that the log of a run lacks, for the holder of its lease.
 
-    The flow run before may have been killed, older programs wrote none, and a damaged file is made again.
+    The flow run before may have been killed, and older programs wrote none.
+
+    Raises:
+        DamagedError: see `read_rows`.
     """
-    known = set[str]()
-    try:
-        known.update(row["version"] for row in _logged(store, run) or ())
-    except DamagedError as error:
-        logger.warning("%s", error)
-    _write(store, _made(store, run, known))
+    _write(store, _made(store, run, {row["version"] for row in _logged(store, run) or ()}))
     begin_log(store, run)
 
 
@@ -62,13 +57,6 @@ def read_rows(store: Store, run: str) -> list[Row]:
 def read_iteration(store: Store, run: str, number: int) -> Row:
     """Return the merged row of an iteration that is in the log."""
     return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE)))[number]
-
-
-def evaluated_on(store: Store, rows: Sequence[Row]) -> dict[str, str]:
-    """Return the problem set of a run's newest evaluation on each set, by the set's name."""
-    played = [ScoresVersion(row["version"]).evaluation for row in rows if row["stage"] == "evaluate"]
-    parents = {each.set_name or "": manifests.read(store, each).parent_names for each in played if each}
-    return {name: ", ".join(select(ProblemsVersion, of_set)) for name, of_set in parents.items()}
 
 
 def _logged(store: Store, run: str) -> list[Row] | None:
@@ -88,12 +76,8 @@ def _read(store: Store, key: str) -> list[Row]:
     """
     try:
         rows: list[Row] = [json.loads(line) for line in store.read(key).splitlines()]
-        for row in rows:
-            assert [type(row[name]) for name in HEAD] == [str, int, str, str, str]
-            assert {type(value) for value in numbers_of(row).values()} <= {int, float}
-            assert version_of(row["version"])
-            assert datetime.fromisoformat(row["at"]).tzinfo
-            order(row)
+        assert all(type(value) in (int, float) for row in rows for value in numbers_of(row).values())
+        assert all(version_of(row["version"]) and order(row) for row in rows)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise DamagedError(
             f"{store.uri(key)} is damaged ({type(error).__name__} {error}): "
@@ -103,18 +87,14 @@ def _read(store: Store, key: str) -> list[Row]:
 
 
 def _write(store: Store, rows: Iterable[Row]) -> None:
-    """Add rows to their files; write each file once. A damaged file lacks its old rows until `catch_up` adds them."""
+    """Add rows to their files; write each file once."""
     files = defaultdict[str, dict[str, Row]](dict)
     for row in rows:
         of_hundred = layout.metrics(row["run"], row["iteration"] // PER_FILE * PER_FILE)
         key = layout.metrics_of_evaluation(row["version"]) if row["stage"] == "evaluate" else of_hundred
         files[key][row["version"]] = row
     for key, new in files.items():
-        known = dict[str, Row]()
-        try:
-            known = {row["version"]: row for row in _read(store, key)} if store.exists(key) else known
-        except DamagedError as error:
-            logger.warning("%s", error)
+        known = {row["version"]: row for row in _read(store, key)} if store.exists(key) else {}
         if known | new != known:
             lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]
             store.write(key, "".join(lines).encode())

@@ -12,7 +12,7 @@ Example: the row of a rollout, of an update, and of an evaluation:
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from storage import layout
@@ -147,30 +147,24 @@ def earned(names: Iterable[str]) -> list[str]:
     return [name for name in found if name != "reward/all_minimal" and not re.search(r"/turn_\d+$", name)]
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The time and tokens of a stage. Updates of nothing do not count.
+def spent(iterations: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Sum up the stages, given merged rows; stages that did nothing are left out, and updates of nothing do not count.
 
-    Example: Spent("rollout", [1.8, 2.0, 1.9], 204_570)
+    >>> spent([{"time/rollout": 2.0, "tokens/generated": 80, "staleness/mean": 1.0}, {"time/rollout": 3.0}])
+    {'rollout': {'seconds': 2.5, 'total_s': 5.0, 'tokens': 80, 'tokens_per_second': 16.0}}
     """
-
-    stage: str
-    seconds: list[float]  # of each iteration
-    tokens: int  # 0: none are counted
-
-    @property
-    def per_second(self) -> float:
-        return self.tokens / (sum(self.seconds) or 1.0)
-
-
-def spent(iterations: Iterable[Row]) -> list[Spent]:
-    """Sum up the stages, given merged rows; stages that did nothing are left out."""
-    found, listed = list[Spent](), list(iterations)
+    found, listed = dict[str, dict[str, float]](), list(iterations)
     for stage, tokens in (("rollout", "tokens/generated"), ("score", ""), ("train", "tokens/trained")):
         rows = [row for row in listed if f"time/{stage}" in row and row.get(tokens, 1)]
-        if rows:
-            seconds = [row[f"time/{stage}"] for row in rows]
-            found.append(Spent(stage, seconds, int(sum(row.get(tokens, 0) for row in rows))))
+        if not rows:
+            continue
+        total_s, counted = sum(row[f"time/{stage}"] for row in rows), sum(row.get(tokens, 0) for row in rows)
+        found[stage] = {"seconds": total_s / len(rows), "total_s": total_s}
+        if counted:
+            found[stage] |= {"tokens": counted, "tokens_per_second": counted / (total_s or 1.0)}
+    staleness = [row["staleness/mean"] for row in listed if "staleness/mean" in row]
+    if "train" in found and staleness:
+        found["train"]["staleness"] = fmean(staleness)
     return found
 
 

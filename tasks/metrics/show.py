@@ -1,11 +1,7 @@
-"""What people see of a run's numbers: the line about an iteration, tables, plots, and the alarm about what is paid.
-
-All plots of accuracy share `plotted` and `draw_estimates`.
-"""
+"""What people see of a run's numbers: the line about an iteration, tables, plots, and the alarm about what is paid."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +22,8 @@ MAIN = (
     "success/turn_1",
     "success/any_turn",
     "length/mean",
+    "faults/policy",
+    "faults/set-up",
     "policy/entropy",
     "policy/kl",
     "policy/clip_fraction",
@@ -119,22 +117,6 @@ def plot(
             figure.axes[0].legend(fontsize=8)
         is_file = isinstance(target, Path)
         figure.savefig(target, dpi=110, format=None if is_file else "svg", transparent=not is_file)
-
-
-@contextmanager
-def plotted(path: Path, width: float, ylabel: str, title: str) -> Iterator["Axes"]:
-    """Give the axes of a new figure, and save it as `path` at the end of the block."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    yield axes
-    axes.set(ylabel=ylabel, ylim=(0, 1), title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)
 
 
 def draw_estimates(

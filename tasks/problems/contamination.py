@@ -1,4 +1,4 @@
-"""Training problems that are also in an evaluation set, which a policy could answer from memory; and repeats."""
+"""Training problems that are also in an evaluation set, which a policy could answer from memory."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from typing import Literal
 
 from storage.errors import first_few
 from storage.records import Problem
-from tasks.problems.problem_set import SEED, key, setting
+from tasks.problems.problem_set import SEED, key
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
 _shown = partial(shorten, width=120, placeholder=" …")  # a text in a message
@@ -179,20 +179,3 @@ def _grams(words: Sequence[str]) -> Iterator[str]:
     # Slices of one text: joining each 13-gram would take several times longer.
     text, ends = " ".join(words), [*accumulate(len(word) + 1 for word in words)]
     return (text[start : end - 1] for start, end in zip([0, *ends], ends[GRAM - 1 :], strict=False))
-
-
-def find_repeats(problems: Sequence[Problem]) -> list[str]:
-    """Find problems whose prompt an earlier one has, under another id or with other spaces; name each with that one.
-
-    Prompts are compared as in the search for contamination, by words, numbers and symbols. Other settings are others.
-
-    >>> find_repeats([Problem("1", "1 + 2?", ["3"]), Problem("2", "1+2", ["3"]), Problem("3", "1+2?", ["4"])])
-    ['2 as 1', '3 as 1 with other solutions']
-    """
-    first, repeats = dict[tuple[str, str], Problem](), list[str]()
-    for problem in problems:
-        asked = " ".join(tokens(problem.prompt)) or problem.prompt, setting(problem)
-        if (earlier := first.setdefault(asked, problem)) is not problem:
-            other = "" if set(earlier.solutions) == set(problem.solutions) else " with other solutions"
-            repeats.append(f"{problem.problem_id} as {earlier.problem_id}{other}")
-    return repeats

@@ -45,15 +45,6 @@ def render(a: int, operator: str, b: int) -> str:
     return f"What is {a} {operator} {b}?"
 
 
-def expression(prompt: str) -> str:
-    """Return what a prompt asks for.
-
-    >>> expression("What is 12 + -3?")
-    '12 + -3'
-    """
-    return prompt.removeprefix("What is ").removesuffix("?")
-
-
 def answer(a: int, operator: str, b: int) -> int:
     """Compute the solution.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 
-from configs.problems import Part, Problems, StoredSource
+from configs.problems import NamedSource, Problems, StoredSource
 from storage.records import Problem
 from tasks.problems.problem_set import ProblemSet
 from tasks.problems.sources import UseOfSolutions, load_problems
@@ -24,22 +24,22 @@ def naming(where: str) -> Iterator[None]:
         raise
 
 
-def load_part(
-    part: Part,
+def load_source(
+    named: NamedSource,
     max_bad_share: float,
     use_of_solutions: Callable[[str], UseOfSolutions],
     read_stored: Callable[[str], list[Problem]],
 ) -> ProblemSet:
-    """Load a part of a problem set: see `load_problems`. Problems of a member get its name as their source.
+    """Load a source: see `load_problems`. Problems of a member get its name as their source.
 
     Raises:
         ProblemError: see `load_problems`; the message names the member.
     """
-    if isinstance(part.source, StoredSource):
-        return ProblemSet(of_member(part.name, read_stored(part.source.version)), bad=[])
-    with naming(part.where):
-        loaded = load_problems(part.source, max_bad_share, lambda source: use_of_solutions(part.name or source))
-    return replace(loaded, problems=of_member(part.name, loaded.problems))
+    if isinstance(named.source, StoredSource):
+        return ProblemSet(of_member(named.name, read_stored(named.source.version)), bad=[])
+    with naming(named.where):
+        loaded = load_problems(named.source, max_bad_share, lambda source: use_of_solutions(named.name or source))
+    return replace(loaded, problems=of_member(named.name, loaded.problems))
 
 
 def of_member(name: str, problems: list[Problem]) -> list[Problem]:
@@ -53,10 +53,10 @@ def of_member(name: str, problems: list[Problem]) -> list[Problem]:
     return [replace(each, problem_id=f"{name}/{each.problem_id}", source=name) for each in problems]
 
 
-def by_member(knobs: Problems, problems: Sequence[Problem]) -> Iterator[tuple[Part, Sequence[Problem]]]:
+def by_member(knobs: Problems, problems: Sequence[Problem]) -> Iterator[tuple[NamedSource, Sequence[Problem]]]:
     """Yield the training problems of each member of a mixture; without one all of them."""
-    for part in knobs.trained:
-        yield part, [each for each in problems if each.source == part.name] if part.name else problems
+    for named in knobs.trained:
+        yield named, [each for each in problems if each.source == named.name] if named.name else problems
 
 
 class Turns:
@@ -73,17 +73,17 @@ class Turns:
     def __init__(self, weights: Sequence[float]) -> None:
         shares = [Fraction(str(weight)) for weight in weights]
         scale = math.lcm(*(share.denominator for share in shares))
-        parts = [int(share * scale) for share in shares]
-        self._parts = [part // math.gcd(*parts) for part in parts]  # whole numbers, in proportion to the weights
-        self._whole, self._slack = sum(self._parts), max(2, 2 * len(parts) - 2)
-        self._faster = [math.lcm(*self._parts) // part for part in self._parts]
-        self._lags = [0] * len(parts)  # turns that a member should have had beyond those that it had, times `_whole`
+        scaled = [int(share * scale) for share in shares]
+        self._shares = [each // math.gcd(*scaled) for each in scaled]  # whole numbers, in proportion to the weights
+        self._whole, self._slack = sum(self._shares), max(2, 2 * len(scaled) - 2)
+        self._faster = [math.lcm(*self._shares) // share for share in self._shares]
+        self._lags = [0] * len(scaled)  # turns that a member should have had beyond those that it had, times `_whole`
         self._turns = bytearray()
 
     def until(self, end: int) -> bytearray:
         """Return the numbers of the members in turn, for `end` turns or more."""
         while len(self._turns) < end:
-            self._lags = [lag + part for lag, part in zip(self._lags, self._parts, strict=True)]
+            self._lags = [lag + share for lag, share in zip(self._lags, self._shares, strict=True)]
             behind = [n for n, lag in enumerate(self._lags) if lag * self._slack >= self._whole]
             wait = self._whole * (self._slack - 1)  # times a member's `_faster`: in units that all members share
             chosen = min(behind, key=lambda n: (wait - self._slack * self._lags[n]) * self._faster[n])

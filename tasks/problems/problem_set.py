@@ -87,25 +87,22 @@ def collect(
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
-    *,
-    ids_repeat: bool = False,
 ) -> ProblemSet:
-    """Convert rows to problems, in order; drop and list unusable rows and rows with a repeated id.
+    """Convert rows to problems, in order; drop and list unusable rows.
 
-    A row that repeats an earlier one with its id counts once. Ids often count within each source: one that an earlier
-    row of another source has gets its own source before it, such as `gsm8k/0`.
+    A row that repeats an earlier one with its id counts once. Another row with the id of an earlier one gets its own
+    number, too, such as `0~12`: ids often count within a split or a source.
 
     Args:
         rows: the rows of a source, with their positions.
         to_problem: converts a row, given a default id for rows without one.
         name: the source, for messages.
         max_bad_share: from 0 to 1.
-        ids_repeat: whether rows of one source may share an id, too; the number of the row is added then: `gsm8k/0~12`.
 
     Raises:
         ProblemError: there are no rows, none is usable, or a larger fraction than `max_bad_share` is bad.
     """
-    problems, sources = dict[str, tuple[Where, Problem]](), dict[str, str]()
+    problems, seen = dict[str, Problem](), dict[tuple[str, str], Where]()
     bad, left_out = list[BadRow](), list[BadRow]()
     for where, row in rows:
         try:
@@ -113,24 +110,18 @@ def collect(
                 raise row
             # The id of a row without one is its number, which does not change when more files are added.
             problem = to_problem(row, f"{where.line:06d}")
+            if (first := seen.setdefault((where.file, fingerprint([problem])), where)) != where:
+                raise NotNeededError(f"it is the same as {first}")
             whole = where.prefixed(problem.problem_id)
-            if sources.setdefault(whole, problem.source) != problem.source:
-                whole = where.prefixed(f"{problem.source}/{problem.problem_id}")
-            problem = replace(problem, problem_id=whole)
-            first, same = problems.setdefault(whole, (where, problem))
-            if first != where:
-                if same == problem:
-                    raise NotNeededError(f"it is the same as {first}")
-                if not ids_repeat:
-                    raise RowError(f"id {whole!r} is already on {first}")
+            while whole in problems:
                 whole = f"{whole}~{where.line}"
-                problems[whole] = where, replace(problem, problem_id=whole)
+            problems[whole] = replace(problem, problem_id=whole)
         except RowError as error:
             dropped = left_out if isinstance(error, NotNeededError) else bad
             dropped.append(BadRow(where, str(error)))
     remedy = "correct them, or check that preset or fields fit the columns"
     refuse_bad_rows(name, len(problems), bad, max_bad_share, remedy)
-    return ProblemSet([problem for _, problem in problems.values()], bad, left_out)
+    return ProblemSet(list(problems.values()), bad, left_out)
 
 
 def refuse_bad_rows(name: str, good: int, bad: Sequence[BadRow], max_bad_share: float, remedy: str) -> None:
@@ -209,16 +200,6 @@ def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[P
     for problem in problems:
         fresh.setdefault(key(problem), problem)
     return [problem for content, problem in fresh.items() if content not in known]
-
-
-def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
-    """Say how a set has changed; with 0 new and 0 gone ones, order, ids or metadata are others.
-
-    >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
-    '2 problems instead of 1: 1 new, 0 gone'
-    """
-    new, gone = len(new_problems(now, before)), len(new_problems(before, now))
-    return f"{len(now)} problems instead of {len(before)}: {new} new, {gone} gone"
 
 
 def union(*sets: Sequence[Problem]) -> list[Problem]:

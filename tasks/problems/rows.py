@@ -266,29 +266,9 @@ def _hidden_tests(row: Row) -> dict[str, Any]:
     return {name: tests[name] for name in ("fn_name", "inputs", "outputs") if tests.get(name)}
 
 
-def verifiers(row: Row, number: str) -> Problem:
-    """Convert a row of the data set of an environment of the package verifiers: `load_environment(…).get_dataset()`.
-
-    Columns: `example_id`, `prompt` (a text or messages), and optionally `answer` and `info`. The metadata keep all of
-    them as `row`.
-    """
-    prompt, answer = present(row, "prompt"), row.get("answer")
-    try:
-        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
-        shown = "\n\n".join(texts)
-    except (TypeError, KeyError):
-        raise RowError(f"column 'prompt' has no messages of text: {reprlib.repr(prompt)}") from None
-    return Problem(
-        problem_id=str(present(row, "example_id")),
-        prompt=as_text(shown, "prompt"),
-        solutions=[answer] if isinstance(answer, str) and answer.strip() else [],
-        source="verifiers",
-        metadata=as_json({"row": {name: row[name] for name in COLUMNS["verifiers"] if name in row}}),
-    )
-
-
 MAPPINGS: dict[str, Fields] = {
     "math": {"id": "unique_id", "prompt": "problem", "solutions": "answer", "metadata": ["level", "subject"]},
+    "verifiers": {"id": "example_id", "prompt": "prompt", "solutions": "answer", "metadata": ["info"]},
     "verl": {
         "id": "extra_info.index",
         "prompt": "prompt",
@@ -303,13 +283,16 @@ MAPPINGS: dict[str, Fields] = {
 `solution`: its rows are bad rows. Of verl's `extra_info` nothing else is kept, because it often holds the answer, which
 agents would see: a scorer that needs it is served by `fields` with `metadata: [extra_info.…]`.
 """
-_MAY_LACK: dict[str, list[Literal["id", "solutions"]]] = {"math": ["id"], "verl": ["id", "solutions"]}
+_MAY_LACK: dict[str, list[Literal["id", "solutions"]]] = {
+    "math": ["id"],
+    "verl": ["id", "solutions"],
+    "verifiers": ["solutions"],
+}
 """Fields that a row of a mapping may lack or have empty, besides metadata."""
-PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "areal": areal, "verifiers": verifiers}
+PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "areal": areal}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],
     "areal": ["query_id", "prompt", "task", "solutions", "input_output"],
-    "verifiers": ["example_id", "prompt", "answer", "info"],
 }
 """The columns that each of `PRESETS` uses. No other columns are read from Parquet files."""
 

@@ -4,10 +4,8 @@ Files come from users, so nothing in them may hang or fill this process: local o
 length of a line and the size of a row are limited.
 """
 
-import glob
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,15 +30,13 @@ LONGEST_MB = 16
 memory."""
 _CHUNK = 2**20
 """Bytes of a file, or of a column, that are read at once."""
-_HUB_S = 10
-"""Longest wait for the first answer of the hub."""
 _ROWS = 64
 """Rows of a Parquet file in memory at once."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b'\x04"M\x18': "lz4"}
-_ENCODED = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"{\0": "utf-16-le", b"\0{": "utf-16-be"}
 _NO_LINES = {b"[": "one JSON array: write its items on lines of their own, such as by jq -c '.[]'"}
 _NO_LINES |= {b"PAR1": "Parquet, not JSONL", b"PK": "an archive: unpack it", b"\xfd7z": "an archive: unpack it"}
+_NO_LINES |= dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{"), "UTF-16: write it in UTF-8, such as by iconv")
 """First bytes of files, and what they are."""
 
 UseOfSolutions = Literal["needs", "may read", "ignores"]
@@ -73,7 +69,7 @@ def load_problems(
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     fields = MAPPINGS.get(source.preset or "", source.fields)
     to_problem = from_fields(fields, found, source.preset or "") if fields else PRESETS[source.preset or ""]
-    refused = ("needs", "may read") if "solutions" in fields else ("needs",)
+    refused = ("needs", "may read") if "solutions" in source.fields else ("needs",)
 
     def gradable(row: Row, number: str) -> Problem:
         problem = to_problem(row, number)
@@ -84,8 +80,7 @@ def load_problems(
             )
         return problem
 
-    rows, ids_repeat = islice(_rows(source), source.count), source.preset == "verl"  # whose ids are numbers of rows
-    loaded = collect(rows, gradable, name, max_bad_share, ids_repeat=ids_repeat)
+    loaded = collect(islice(_rows(source), source.count), gradable, name, max_bad_share)
     kept = columns_of({"metadata": source.fields.get("metadata", [])})
     if absent := [column for column in kept if not found[column]]:
         raise ProblemError(f"{name}: no row has the column {absent[0]!r}, which fields.metadata names: check its name")
@@ -107,8 +102,8 @@ def find(path: str) -> list[tuple[str, str]]:
 
     The name is the part of the path from the first folder or file that contains a wildcard. Patterns are those of
     fsspec, with `*`, `[` or `?` (`?` is no wildcard in HTTP URLs); chained URLs (`zip://…::…`) are not expanded. Hidden
-    files are skipped, since they may be unfinished. A part of the path that is the name of a file or folder there, such
-    as `train[1].jsonl`, is no pattern. A path without wildcards gives one file with an empty name.
+    files are skipped, since they may be unfinished. A path without wildcards gives one file with an empty name, and so
+    does one that is the name of a file, such as `train[1].jsonl`.
 
     Raises:
         NoFilesError: no file matches the pattern.
@@ -119,18 +114,14 @@ def find(path: str) -> list[tuple[str, str]]:
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
-        parts = pattern.split("/")
-        patterns = (n for n, part in enumerate(parts) if _is_pattern(part))
-        wildcards = (n for n in patterns if not system.exists("/".join(parts[: n + 1])))
-        if (wild := next(wildcards, len(parts))) == len(parts) and system.isfile(pattern):
+        if system.isfile(pattern):
             return [("", path)]
-        escaped = "/".join([*map(glob.escape, parts[:wild]), *parts[wild:]])
-        kinds = {file: info["type"] for file, info in system.glob(escaped, detail=True).items()}
+        kinds = {file: info["type"] for file, info in system.glob(pattern, detail=True).items()}
     hidden = {file for file in kinds if PurePosixPath(file).name.startswith(".")}
     if not (matched := sorted(file for file in kinds.keys() - hidden if kinds[file] != "directory")):
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
     protocol, mark, _ = path.rpartition("://")
-    fixed = len(PurePosixPath("/".join(parts[:wild])).parts)
+    fixed = next(number for number, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
     names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
     paths = [file if "://" in file else protocol + mark + file for file in matched]
     return list(zip(names, paths, strict=True))
@@ -144,7 +135,7 @@ def _is_pattern(path: str) -> bool:
 def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
     """Yield the number, from 1, and the row of each line; skip blank lines.
 
-    The file is streamed. It may be packed (gz, zst, bz2, lz4) or in UTF-16. A line that is not a JSON object in UTF-8,
+    The file is streamed. It may be packed (gz, zst, bz2, lz4). A line that is not a JSON object in UTF-8,
     or that has a key twice, is a `RowError`.
 
     Raises:
@@ -163,12 +154,10 @@ def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
 
 
 def _unpacked(path: str, file: Any) -> io.BufferedReader:
-    """Return a file as it is unpacked, in UTF-8. Raises ProblemError: it holds no lines."""
+    """Return a file as it is unpacked. Raises ProblemError: it holds no lines."""
     lines = _buffered(file)
     if codec := _begins(lines, _PACKED):
         lines = _buffered(pa.CompressedInputStream(lines, codec))
-    if encoding := _begins(lines, _ENCODED):
-        lines = _buffered(pa.transcoding_input_stream(pa.PythonFile(lines), encoding, "utf-8"))
     if what := _begins(lines, _NO_LINES):
         raise ProblemError(f"{path} is {what}")
     return lines
@@ -263,27 +252,11 @@ def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, 
         ProblemError: the data set cannot be loaded.
     """
     import datasets  # here, because the import takes seconds and only this source needs it
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
 
-    # The libraries raise their own errors, and those of HTTP clients and file readers: they have no common base.
-    unreachable, before = "", constants.HF_HUB_OFFLINE
-    try:
-        if not os.path.isdir(name):
-            HfApi().dataset_info(name, timeout=_HUB_S)
-    except HfHubHTTPError:
-        pass  # the hub answers, and is asked again below
-    except Exception as error:  # noqa: BLE001 - it is told if the cache has no such data set
-        unreachable = f"; the hub does not answer: {type(error).__name__}"
-        constants.HF_HUB_OFFLINE = True  # for this data set: the cache is read without half a minute of retries
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    except Exception as error:
-        why = (
-            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded ({type(error).__name__}: {error}"
-        )
+    except Exception as error:  # its own, those of HTTP clients and of file readers, which have no common base
+        what, why = f"data set {name!r} (subset {subset!r}, split {split!r})", f"{type(error).__name__}: {error}"
         remedy = "check the three names; without a network, download its files and use kind jsonl or parquet"
-        raise ProblemError(f"{why}{unreachable}): {remedy}") from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
+        raise ProblemError(f"{what} cannot be loaded ({why}): {remedy}") from error
     yield from enumerate(data, 1)

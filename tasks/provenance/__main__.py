@@ -1,7 +1,7 @@
 """Report which checkpoint was trained on which problem, and exclude wrong problems or trajectories from training.
 
-python -m tasks.provenance trained-on 12+7
-python -m tasks.provenance --root s3://bucket/prefix impact 12+7
+python -m tasks.provenance impact 12+7
+python -m tasks.provenance --root s3://bucket/prefix training-data demo/latest
 """
 
 import argparse
@@ -9,34 +9,27 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from storage import interrupts
-from storage.commands.program import Command, Output, Program, table, whole
+from storage.commands.program import Command, Output, Program, table
 from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
-from tasks.problems.exclusions import commit_exclusions, exclusions_version
+from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance import questions
-from tasks.provenance.questions import Affected, FirstTrained, FoundProblem, Proposal, TrainedOn, TrainingData
+from tasks.provenance.questions import FoundProblem, Impact, Proposal, TrainingData
 
 _MOST_CHARACTERS = 200
+_MOST_ROWS = 20
 
 
-def _add_problem(parser: argparse.ArgumentParser, shown: str = "") -> None:
-    """Add PROBLEM and --prompt; and --last, the number of rows, if the command has something `shown`."""
-    parser.add_argument("problem", metavar="PROBLEM", nargs=None if shown else "?")
+def _add_problem(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("problem", metavar="PROBLEM", nargs=nargs)
     parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
-    if shown:
-        _add_last(parser, shown)
-
-
-def _add_last(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("-n", "--last", type=whole(0), default=20, metavar="N", help=f"{what} shown; default 20")
 
 
 def _problem(problem: FoundProblem) -> str:
@@ -46,17 +39,11 @@ def _problem(problem: FoundProblem) -> str:
     return f"{texts}\nid {visible(first_few(problem.problem_ids))}, key {problem.key}"
 
 
-def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = "") -> list[Table | str]:
-    """Return the first `most` rows as a table, and a line with the number of the others."""
-    left = len(rows) - most
-    more = [f"  … and {left:,} more: -n {len(rows)}, or --json"] if left > 0 else []
-    return [table(columns, rows[:most], title), *more] if rows else []
-
-
-def _first_trained(first: Sequence[FirstTrained]) -> list[Table | str]:
-    rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
-    columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
-    return _rows(columns, rows, len(rows), "Trained on it, or descended from one that was")
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> list[Table | str]:
+    """Return the first rows as a table, and a line with the number of the others."""
+    left = len(rows) - _MOST_ROWS
+    more = [f"  … and {left:,} more: --json"] if left > 0 else []
+    return [table(columns, rows[:_MOST_ROWS], title), *more] if rows else []
 
 
 def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
@@ -67,27 +54,13 @@ def _uncertain(doubtful: Sequence[str], unknown: Mapping[str, str]) -> list[str]
     return [*lines, f"{more} may descend from these, such as {doubtful[0]}"] if doubtful else lines
 
 
-def _data(answer: TrainedOn | TrainingData | Proposal) -> dict[str, Any]:
+def _data(answer: Impact | TrainingData | Proposal) -> dict[str, Any]:
     """Return an answer for JSON, where the unknown versions are a list."""
     return asdict(answer) | {"unknown": [{"version": version, "why": why} for version, why in answer.unknown.items()]}
 
 
-def trained_on(store: Store, arguments: argparse.Namespace) -> Output:
-    """Print the updates by run and iteration, and the first checkpoint of each run."""
-    answer = questions.trained_on(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
-    rows = [
-        (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
-        for use in answer.uses
-    ]
-    parts: list[Table | str] = [_problem(answer.problem)]
-    parts += _rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
-    parts += _first_trained(answer.first) or ["no checkpoint is known to be trained on it"]
-    return Output(_data(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
-
-
 def _add_training_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a version, its URI, or an alias (demo/latest)")
-    _add_last(parser, "problems")
 
 
 def training_data(store: Store, arguments: argparse.Namespace) -> Output:
@@ -101,57 +74,64 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
     origins = [*(f"began with {line}" for line in answer.began)]
     origins.append(f"problem sets: {', '.join(answer.problem_sets) or 'none'}")
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last"]
-    numbers = attrgetter("episodes", "trained", "updates", "first", "last")
-    rows = [(visible(p.problem_id), visible(" ".join(p.prompt.split()), 50), *numbers(p)) for p in answer.problems]
-    shown = _rows(columns, rows, arguments.last)
+    names = ("episodes", "trained", "updates", "first", "last")
+    rows = [
+        (visible(each["problem_id"]), visible(" ".join(each["prompt"].split()), 50), *(each[name] for name in names))
+        for each in answer.problems
+    ]
+    shown = _rows(columns, rows)
     return Output(_data(answer), [totals, *origins, *shown, *_uncertain([], answer.unknown)])
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
-    """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
-    answer = questions.affected(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
-    trajectories = [
-        (each.data_set, visible(each.trajectory_id), each.outcome, ", ".join(each.trained))
-        for each in answer.trajectories
-    ]
-    evaluations = [(each.name, each.version, each.problem_set) for each in answer.evaluations]
-    outcomes = Counter(each.outcome for each in answer.trajectories)
+    """Print the updates, trajectories, evaluations, checkpoints and aliases of a problem, and advice."""
+    answer = questions.impact(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    outcomes = Counter(each["outcome"] for each in answer.trajectories)
     by_outcome = [f"{count} {'' if name == 'unscored' else 'scored '}{name}" for name, count in outcomes.items()]
     counts = (
         f"affected: {counted(len(answer.trajectories), 'trajectory')} ({', '.join(by_outcome) or 'never played'}), "
         f"{counted(len(answer.evaluations), 'evaluation')} and {counted(len(answer.checkpoints), 'checkpoint')}"
     )
     parts: list[Table | str] = [_problem(answer.problem), counts]
+    use_columns = ["checkpoint", "data set", "episodes", "trained on"]
+    uses = [(use.checkpoint, use.data_set, use.episodes, use.trained) for use in answer.uses]
+    parts += _rows(use_columns, uses, "Updates")
+    trajectories = [
+        (each["data_set"], visible(each["trajectory_id"]), each["outcome"], ", ".join(each["trained"]))
+        for each in answer.trajectories
+    ]
     columns = ["data set", "trajectory", "scored", "trained on by"]
-    parts += _rows(columns, trajectories, arguments.last, "Trajectories")
-    parts += _rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
-    parts += _first_trained(answer.first)
-    parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
-    parts += _rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
+    parts += _rows(columns, trajectories, "Trajectories")
+    evaluations = [(each["name"], each["version"], each["problem_set"]) for each in answer.evaluations]
+    parts += _rows(["set", "evaluation", "problem set"], evaluations, "Evaluations")
+    columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
+    first = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in answer.first]
+    title = "Trained on it, or descended from one that was"
+    parts += _rows(columns, first, title) or ["no checkpoint is known to be trained on it"]
+    parts += _rows(["alias", "points at"], list(answer.aliases.items()), "Aliases")
     parts += _uncertain(answer.doubtful, answer.unknown)
-    return Output(_data(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
+    return Output(_data(answer), [*parts, "What to do about a wrong gold answer:", *_advice(store, answer)])
 
 
-def _advice(store: Store, answer: Affected) -> list[str]:
+def _advice(store: Store, answer: Impact) -> list[str]:
     lines = ["correct the gold answer at its source: the corrected problem is another problem, which may be trained on"]
-    if answer.trajectories or set(answer.problem_sets) - {each.problem_set for each in answer.evaluations}:
+    if answer.trajectories or set(answer.problem_sets) - {each["problem_set"] for each in answer.evaluations}:
         command = f"python -m tasks.provenance --root {shlex.quote(store.root)} exclude {answer.problem.key} --reason …"
         lines.append(f"keep it out of training:\n    {command}")
-    if sets := sorted({each.name for each in answer.evaluations}):
+    if sets := sorted({each["name"] for each in answer.evaluations}):
         lines.append(f"evaluate {', '.join(sets)} again with the corrected problem set")
     for each in answer.first:
         none = "no checkpoint left in the store is known to be free of it: begin from another policy"
         clean = each.clean and shlex.quote(f"policy.path={store.uri(each.clean)}")
         lines.append(f"run {each.run}: " + (f"begin a new run with\n    {clean}" if clean else none))
-    return lines
+    return [f"- {line}" for line in lines]
 
 
 def _add_exclude(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser)
+    _add_problem(parser, "?")
     about = "instead of PROBLEM: a file of trajectory ids, one in each line"
     parser.add_argument("--ids", metavar="FILE", type=Path, help=about)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be excluded")
 
 
 def exclude(store: Store, arguments: argparse.Namespace) -> Output:
@@ -165,14 +145,12 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
         proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
     else:
         proposal = questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
-    commit = not arguments.dry_run
-    version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
+    version = commit_exclusions(store, proposal.rows)
     override = f"problems.exclusions=[{version}]"
-    data = _data(proposal) | {"version": version, "override": override, "committed": commit}
-    parts = [_problem(proposal.problem)] if proposal.problem else []
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
-    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
-    return Output(data, [*parts, made if commit else f"nothing was committed; it would be {version}"])
+    parts = [_problem(proposal.problem)] if proposal.problem else []
+    parts += [_summary(proposal), *_uncertain([], proposal.unknown), made]
+    return Output(_data(proposal) | {"version": version, "override": override}, parts)
 
 
 def _summary(proposal: Proposal) -> str:
@@ -184,11 +162,8 @@ def _summary(proposal: Proposal) -> str:
 
 
 COMMANDS = {
-    "trained-on": Command(
-        "list the checkpoints trained on a problem", lambda parser: _add_problem(parser, "updates"), trained_on
-    ),
+    "impact": Command("list what was trained on a problem, and what a wrong gold answer affects", _add_problem, impact),
     "training-data": Command("list what a checkpoint was trained on", _add_training_data, training_data),
-    "impact": Command("list what a wrong gold answer affects", lambda parser: _add_problem(parser, "rows"), impact),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
 }
 PROGRAM = Program(

@@ -4,8 +4,8 @@ sets              data_set (number), version
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
 problem_contents  prompt, solutions, setting (metadata that may count), key (of `tasks.problems.problem_set`): each
                   distinct content
-played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
-                  (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
+played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, sample, key, status,
+                  tokens (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
                   (lowest policy version of a sampled token), best (success of the best turn, null without scores),
                   failed (whether a grader failed on a turn, false without scores)
 update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,
@@ -21,15 +21,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from configs.audit import Audit
-from configs.problems import ArithmeticSource
 from configs.stored import formerly
 from storage import layout
 from storage import version_names as names
@@ -39,17 +35,21 @@ from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.version_names import PolicyVersion, select
-from storage.versions import contents, datasets, manifests
+from storage.versions import manifests
+from storage.versions.lineage import scores_of
 from storage.versions.manifests import Manifest
 from tasks.problems.exclusions import Excluded, read_exclusions
 from tasks.problems.problem_set import SETTING_SQL, key
 from tasks.tables.db import TrajectoryDb, open_trajectory_db
+from tasks.tables.sets import fetch_files
 from tasks.train.orders import read_order
 
 _FETCHED_AT_ONCE = 4
 _SQL = Path(__file__).with_name("index.sql").read_text("utf-8")
 _QUERIES = dict(block.split("\n", 1) for block in _SQL.split("-- table: ")[1:])
 """The queries by the names of the tables that they make."""
+WARM_START = "warm start"
+"""The origin of a policy that an older program taught generated problems, of which no row is stored."""
 _FLAGS = ("cut_too", "failed_too", "unfinished_too", "idle")
 
 
@@ -58,13 +58,12 @@ class Update:
     """A checkpoint and the update that made it.
 
     Example: Update(checkpoint="runs/demo/checkpoints/000004",
-    before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], scores=[…], exclusions=[])
+    before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], exclusions=[])
     """
 
     checkpoint: PolicyVersion
     before: Sequence[str]  # the checkpoint that the update started from, in this run or in another
     data_sets: Sequence[str]  # trajectories; empty for policy version 0
-    scores: Sequence[str]
     exclusions: Sequence[str]  # versions that the update honoured
     allowed: int | None = None  # staleness, beyond which trajectories were left out; None: any
     cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
@@ -73,7 +72,6 @@ class Update:
     idle: bool = False  # no trajectory was left to train on, and the weights did not change
     selects: bool = False  # trained on chosen rows of its data sets (`flows.fit`)
     origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
-    taught: Sequence[ArithmeticSource] = ()  # the generators of the problems that a warm start taught
     problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
@@ -90,7 +88,6 @@ def _read_update(store: Store, version: PolicyVersion, attempted_parents: Sequen
         checkpoint=version,
         before=select(PolicyVersion, parents),
         data_sets=select(names.TrajectoriesVersion, parents),
-        scores=select(names.ScoresVersion, parents),
         exclusions=select(names.ExclusionsVersion, parents),
         **known,
     )
@@ -104,26 +101,18 @@ def _rules(manifest: Manifest) -> dict[str, Any]:
     """
     knob, parents = manifest.knob, manifest.parent_names
     selects = layout.SELECTION in {file.name for file in manifest.files}
-    known = {
+    begins = not [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]
+    return {
         "selects": selects,
         "allowed": None if selects else int(manifest.number("rollout.max_head_offpolicyness")),
         "failed_too": not manifest.metrics.get("trajectories/failed_verdict"),
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": "reward.unfinished" not in formerly(manifest.config),
         "idle": manifest.metrics.get("trajectories") == 0,
+        "origin": (WARM_START if knob("policy.warm_start") else str(knob("policy.path") or "unknown"))
+        if begins
+        else "",
     }
-    if [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]:
-        return known
-    if not knob("policy.warm_start"):
-        return known | {"origin": str(knob("policy.path") or "unknown")}
-    try:
-        train = knob("policy.warm_start.teaches") or knob("problems.train")
-        sources = [member["source"] for member in train] if isinstance(train, list) else []
-        arithmetic = [source for source in sources if source["kind"] == "arithmetic"] if sources else [train]
-        taught = [ArithmeticSource.model_validate(each) for each in arithmetic]
-    except ValidationError as error:
-        raise DamagedError(f"{manifest.version} does not say which problems its warm start taught: {error}") from None
-    return known | {"origin": "warm start", "taught": taught}
 
 
 class TrainingIndex:
@@ -146,20 +135,16 @@ class TrainingIndex:
         """The data sets that were played for training."""
         self.unknown: dict[str, str] = {}
         """Why versions cannot be read."""
-        kinds = ("trajectories", "scores")
-        self._parents = {entry.version: entry.parents for entry in self.entries if entry.kind in kinds}
+        self._parents = {entry.version: entry.parents for entry in self.entries if entry.kind == "trajectories"}
 
     @cached_property
     def scores(self) -> dict[str, str]:
         """The scores of each data set: those that its update used, or the newest if no update used it."""
-        used = {d: u.scores[-1] for u in self.updates.values() if u.scores for d in u.data_sets}
-        newest = {
-            data_set: version
-            for version, parents in self._parents.items()
-            for data_set in parents
-            if data_set in self._parents and data_set not in used and manifests.committed(self.store, version)
+        committed = {
+            data_set: [each for each in scores if manifests.committed(self.store, each)]
+            for data_set, scores in scores_of(self.entries).items()
         }
-        return newest | used
+        return {data_set: scores[-1] for data_set, scores in committed.items() if scores}
 
     def problem_sets_of(self, data_set: str) -> list[names.ProblemsVersion]:
         """Return the problem sets that the problems of `data_set` were drawn from."""
@@ -175,14 +160,12 @@ class TrainingIndex:
         return _reached([version], {update.checkpoint: update.before for update in self.updates.values()})
 
     @contextmanager
-    def opened(self, data_sets: Collection[str] | None = None, *, scored: bool = False) -> Iterator[None]:
+    def opened(self, data_sets: Collection[str] | None = None) -> Iterator[None]:
         """Open the tables `sets`, `problem_ids` and `problem_contents`. They are deleted when the block ends.
 
         Args:
             data_sets: versions of trajectories; attempts that were never committed are ignored. None: all data sets
                 and all problem sets of the store.
-            scored: read all scores. Otherwise only those are read that say what an update left out; without scores the
-                success of trajectories is null.
 
         Raises:
             UnavailableError: the store does not answer.
@@ -190,12 +173,10 @@ class TrainingIndex:
         chosen, problem_sets = data_sets, list[str]()
         if chosen is None:
             chosen, problem_sets = self.data_sets, [each.version for each in self.entries if each.kind == "problems"]
-        needed = {each for update in self.updates.values() if not update.failed_too for each in update.data_sets}
-        needed = {version for version in chosen if scored or version in needed} & self.scores.keys()
         numbers = {version: number for number, version in enumerate(dict.fromkeys([*chosen, *problem_sets]))}
-        trajectories = self._fetch({version: numbers[version] for version in chosen}, "trajectories")
-        scores = self._fetch({self.scores[each]: numbers[each] for each in sorted(needed)}, "scores")
-        problems = self._fetch({version: numbers[version] for version in problem_sets}, "problems")
+        trajectories = self._fetch({version: numbers[version] for version in chosen})
+        scores = self._fetch({self.scores[each]: numbers[each] for each in chosen if each in self.scores})
+        problems = self._fetch({version: numbers[version] for version in problem_sets})
         with open_trajectory_db(Audit().memory_gib) as self.database:
             sets = [(number, version) for version, number in numbers.items()]
             self.database.create("sets", "data_set integer, version varchar", sets)
@@ -267,29 +248,27 @@ class TrainingIndex:
         drawn_from = {version: self.problem_sets_of(version) for version in self.unknown if version in self.data_sets}
         return {data_set for data_set, sets in drawn_from.items() if not sets or not versions.isdisjoint(sets)}
 
-    def _fetch(self, versions: Mapping[str, int], kind: str) -> list[tuple[int, Path]]:
+    def _fetch(self, versions: Mapping[str, int]) -> list[tuple[int, Path]]:
         """Return the local Parquet files of each readable version, each with the number that the version has.
 
         Add the reason for each other version to `unknown`. An attempt that was never committed has no files.
         """
 
-        def fetch(version: str) -> list[Path] | str:
+        def fetch(version: str) -> list[Path | Exception]:
             try:
-                if not manifests.committed(self.store, version):
-                    return []
-                if self.store.exists(layout.tombstone(version)):
-                    return "its data were collected by gc"
-                manifest, paths = datasets.shards(self.store, version, self.cache)
+                manifest = manifests.find(self.store, version)
+                if manifest and self.store.exists(layout.tombstone(version)):
+                    return [DamagedError("its data were collected by gc")]
+                return [path for _, path in fetch_files(self.store, manifest, self.cache)] if manifest else []
             except DamagedError as error:
-                return str(error)
-            rows = [file.rows for file in manifest.files if file.name.endswith(".parquet")]
-            found = [contents.parquet(path, kind, count) for path, count in zip(paths, rows, strict=True)]
-            return "; ".join(chain.from_iterable(found)) or paths
+                return [error]
 
-        fetched = dict(zip(versions, in_parallel(fetch, versions, _FETCHED_AT_ONCE), strict=True))
-        self.unknown |= {version: why for version, why in fetched.items() if isinstance(why, str)}
-        readable = {version: paths for version, paths in fetched.items() if not isinstance(paths, str)}
-        return [(versions[version], path) for version, paths in readable.items() for path in paths]
+        files = list[tuple[int, Path]]()
+        for version, found in zip(versions, in_parallel(fetch, versions, _FETCHED_AT_ONCE), strict=True):
+            if damage := [str(each) for each in found if isinstance(each, Exception)]:
+                self.unknown[version] = "; ".join(damage)
+            files += [(versions[version], each) for each in found if isinstance(each, Path)]
+        return files
 
 
 def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) -> list[str]:

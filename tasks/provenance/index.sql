@@ -6,7 +6,7 @@ from ({with_ids}) m join problem_contents a using (prompt, solutions, setting) j
 
 -- table: played
 with found as (
-    select t.data_set, t.row, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
+    select t.data_set, t.row, s.version, t.trajectory_id, t.problem_id, t.sample, a.key, t.status,
            coalesce(t.fault, '') as fault,
            sampled_tokens(t.action_mask) as tokens,
            coalesce(t.status = 'truncated' and misses_answers(-1, t.reason), false)

@@ -1,5 +1,5 @@
-"""Answers questions of provenance: `trained_on`, `training_data`, `affected` for a wrong gold answer, and what to
-exclude: a problem with all its trajectories, or trajectories by their ids.
+"""Answers questions of provenance: `impact` of a problem, `training_data` of a checkpoint, and what to exclude: a
+problem with all its trajectories, or trajectories by their ids.
 
 The answers are plain records, which the commands print as JSON. In `unknown` each has the versions that cannot be read
 any more and may matter, such as {"runs/demo/trajectories/000003": "its data were collected by gc"}. A problem is named
@@ -10,7 +10,7 @@ problems are the same if their content is the same.
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from configs.evaluate import HELD_OUT
 from configs.safety import check_plain
@@ -22,9 +22,7 @@ from storage.records import Exclusion
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, TrajectoriesVersion, select
 from storage.versions import aliases, manifests
 from storage.visible import visible
-from tasks.problems.generated import generate
-from tasks.problems.problem_set import key
-from tasks.provenance.index import TrainingIndex
+from tasks.provenance.index import WARM_START, TrainingIndex
 
 _MOST_CANDIDATES = 10
 _MOST_CHARACTERS = 60
@@ -45,24 +43,18 @@ class FoundProblem:
 
 @dataclass(frozen=True, slots=True)
 class ProblemUse:
-    """The use of one problem in the training of one checkpoint.
+    """An update over a data set with the problem.
 
-    Example: ProblemUse(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3, how="update",
+    Example: ProblemUse(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3,
     data_set="runs/demo/trajectories/000003", episodes=16, trained=16)
     """
 
     checkpoint: str
     run: str
-    iteration: int  # -1 for a warm start
-    how: Literal["update", "warm start"]
-    data_set: str  # empty for a warm start
+    iteration: int
+    data_set: str
     episodes: int  # trajectories of the problem in the data set
-    trained: int  # how many of them entered the update
-
-    @property
-    def has_trained(self) -> bool:
-        """Return whether the checkpoint was trained on the problem; if not, the update left out all its episodes."""
-        return self.how == "warm start" or self.trained > 0
+    trained: int  # how many of them entered the update; 0: it left out all
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +71,25 @@ class FirstTrained:
     clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
 
 
-@dataclass(frozen=True)
-class TrainedOn:
-    """The checkpoints that were trained on a problem."""
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """What was trained on a problem, directly or by descent, and what else its gold answers decided.
+
+    A checkpoint descends from another if its training started from the other's weights: the checkpoint before it in
+    its run, or the checkpoint of another run that its run began with.
+    """
 
     problem: FoundProblem
     uses: list[ProblemUse]  # by run and iteration
     first: list[FirstTrained]  # by run
-    doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` data sets
+    checkpoints: list[str]  # all that were trained on it, or descend from one that was
+    doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` versions
+    aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
+    trajectories: list[dict[str, Any]]  # trajectory_id, data_set, run, iteration, problem_id; outcome by its scores:
+    # right, wrong or unscored; trained: checkpoints whose update it entered
+    problem_sets: list[str]  # all that contain the problem
+    evaluations: list[dict[str, str]]  # on sets that contain it: version, policy, name of the set, problem_set
     unknown: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedProblem:
-    """One problem in the training data of a checkpoint.
-
-    Example: TrainedProblem(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48,
-    trained=48, updates=3, first="demo/000003", last="demo/000071")
-    """
-
-    key: str
-    problem_id: str  # one of its ids
-    prompt: str
-    solutions: list[str]
-    episodes: int
-    trained: int  # episodes that entered an update
-    updates: int  # updates that at least one episode entered
-    first: str  # run and iteration in which the problem was first played
-    last: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,42 +104,10 @@ class TrainingData:
     tokens: int  # sampled tokens of the trajectories that entered an update
     problem_sets: list[str]
     began: list[str]  # where the first checkpoints of `lineage` came from
-    problems: list[TrainedProblem]  # the most recently played first
+    problems: list[dict[str, Any]]  # the most recently played first: key, problem_id (one of its ids), prompt,
+    # solutions, episodes, trained (those that entered an update), updates (with one or more of them), first and last
+    # (run and iteration in which it was played)
     unknown: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class AffectedTrajectory:
-    """A trajectory whose verdicts depend on the problem's gold answers."""
-
-    trajectory_id: str
-    data_set: str
-    run: str
-    iteration: int
-    problem_id: str
-    outcome: Literal["right", "wrong", "unscored"]  # right if the score stage found any of its turns right
-    trained: list[str]  # checkpoints whose update it entered
-
-
-@dataclass(frozen=True, slots=True)
-class AffectedEvaluation:
-    """An evaluation on a set that contains the problem."""
-
-    version: str
-    policy: str
-    name: str  # of the set
-    problem_set: str
-
-
-@dataclass(frozen=True)
-class Affected(TrainedOn):
-    """Everything that wrong gold answers of a problem affect."""
-
-    trajectories: list[AffectedTrajectory]
-    problem_sets: list[str]  # all that contain the problem
-    evaluations: list[AffectedEvaluation]
-    checkpoints: list[str]  # all that were trained on it, or descend from one that was
-    aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +120,8 @@ class Proposal:
     unknown: dict[str, str]  # data sets that cannot be read, so that rows of them may be missing, with the reason
 
 
-def trained_on(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> TrainedOn:
-    """Find the checkpoints that were trained on a problem, directly or by descent.
-
-    A checkpoint descends from another if its training started from the other's weights: the checkpoint before it in
-    its run, or the checkpoint of another run that its run began with.
+def impact(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> Impact:
+    """Find everything that depends on a problem.
 
     Args:
         store: the store of the checkpoints.
@@ -187,34 +135,39 @@ def trained_on(store: Store, problem: str, cache: Path, *, by_prompt: bool = Fal
     """
     index = TrainingIndex(store, cache)
     with index.opened():
-        return _trained_on(index, find_problem(index, problem, by_prompt=by_prompt))
-
-
-def affected(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> Affected:
-    """Find everything that wrong gold answers of a problem affect. See `trained_on` for arguments and errors."""
-    index = TrainingIndex(store, cache)
-    with index.opened(scored=True):
         found = find_problem(index, problem, by_prompt=by_prompt)
-        answer, versions = _trained_on(index, found), index.versions_with(found.key)
-        trajectories = index.database.all(
-            """select p.trajectory_id, p.version, split_part(p.version, '/', 2),
-                split_part(p.version, '/', 4)::integer, p.problem_id,
-                case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end,
-                coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
+        index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
+        uses, versions = list(_uses(index)), index.versions_with(found.key)
+        unreadable = index.unreadable_data_sets(found.key)
+        trajectories = index.database.records(
+            """select p.trajectory_id, p.version as data_set, split_part(p.version, '/', 2) as run,
+                split_part(p.version, '/', 4)::integer as iteration, p.problem_id,
+                case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end as outcome,
+                coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), []) as trained
             from played p left join update_inputs u using (version, trajectory_id)
             group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
         )
-    scores = [index.scores[version] for version in sorted(versions) if version in index.scores]
-    checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
+    taught = {each.checkpoint for each in index.updates.values() if each.origin == WARM_START}
+    suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
+    trained = index.descended(use.checkpoint for use in uses if use.trained)
+    doubtful = index.descended([*suspects, *taught]) - trained
+    scores = {index.scores[version] for version in versions if version in index.scores}
+    others = {*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)}
+    unknown = {version: why for version, why in index.unknown.items() if version in unreadable | others | scores}
+    unknown |= {update.checkpoint: update.problem for update in index.updates.values() if update.problem}
+    unknown |= dict.fromkeys(taught, "an older program taught it generated problems")
     current = {name: aliases.current(store, name) for name in aliases.names(store)}
-    answer.unknown.update({each: index.unknown[each] for each in scores if each in index.unknown})
-    return Affected(
-        **vars(answer),
-        trajectories=[AffectedTrajectory(*row) for row in trajectories],
+    return Impact(
+        problem=found,
+        uses=uses,
+        first=list(_first_trained(index, trained, doubtful)),
+        checkpoints=sorted(trained),
+        doubtful=sorted(doubtful),
+        aliases={name: move.version for name, move in current.items() if move and move.version in trained},
+        trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
-        evaluations=_affected_evaluations(index, versions),
-        checkpoints=sorted(checkpoints),
-        aliases={name: move.version for name, move in current.items() if move and move.version in checkpoints},
+        evaluations=_evaluations(index, versions),
+        unknown=dict(sorted(unknown.items())),
     )
 
 
@@ -259,37 +212,13 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     )
 
 
-def _trained_on(index: TrainingIndex, problem: FoundProblem) -> TrainedOn:
-    """Load the trajectories of the problem, and answer `trained_on`."""
-    index.load(None, "a.key = ? and t.prompt = ?", problem.key, problem.prompt)
-    uses = sorted(_uses(index, problem), key=lambda use: (use.run, use.iteration))
-    unreadable = index.unreadable_data_sets(problem.key)
-    suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
-    trained = index.descended(use.checkpoint for use in uses if use.has_trained)
-    doubtful = index.descended(suspects) - trained
-    others = [*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)]
-    unknown = {version: index.unknown[version] for version in (*unreadable, *others)}
-    unknown |= {update.checkpoint: update.problem for update in index.updates.values() if update.problem}
-    return TrainedOn(
-        problem=problem,
-        uses=uses,
-        first=list(_first_trained(index, trained, doubtful)),
-        doubtful=sorted(doubtful),
-        unknown=dict(sorted(unknown.items())),
-    )
-
-
-def _uses(index: TrainingIndex, problem: FoundProblem) -> Iterator[ProblemUse]:
-    """Yield the updates over data sets with the problem, and the warm starts whose generator makes the problem."""
-    query = "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
+def _uses(index: TrainingIndex) -> Iterator[ProblemUse]:
+    """Yield the updates over data sets with the loaded trajectories, by run and iteration."""
+    query = """select checkpoint, version, count(*), count(*) filter (entered) from update_inputs
+        group by 1, 2 order by 1, 2"""
     for checkpoint, *played in index.database.all(query):
         of = index.updates[checkpoint].checkpoint
-        yield ProblemUse(of, of.run, of.number - 1, "update", *played)
-    taught = [(source, each.checkpoint) for each in index.updates.values() for source in each.taught]
-    for source in {each.model_dump_json(): each for each, _ in taught}.values():
-        if any(key(each) == problem.key for each in generate(source) if each.prompt == problem.prompt):
-            for of in (each for taught_by, each in taught if taught_by == source):
-                yield ProblemUse(of, of.run, -1, "warm start", "", 0, 0)
+        yield ProblemUse(of, of.run, of.number - 1, *played)
 
 
 def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
@@ -305,28 +234,28 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
         yield FirstTrained(run, layout.checkpoint(run, min(numbers)), len(numbers), clean)
 
 
-def _affected_evaluations(index: TrainingIndex, versions: set[str]) -> list[AffectedEvaluation]:
+def _evaluations(index: TrainingIndex, versions: set[str]) -> list[dict[str, str]]:
     """Return the committed evaluations on one of the problem sets in `versions`."""
-    evaluations = {
-        version: AffectedEvaluation(version, version.policy, version.set_name or HELD_OUT, parent)
+    found = {
+        version: {"version": version, "policy": version.policy, "name": version.set_name or HELD_OUT, "problem_set": of}
         for entry in index.entries
         for version in select(EvaluationVersion, [entry.version])
-        for parent in select(ProblemsVersion, versions.intersection(entry.parents))
+        for of in select(ProblemsVersion, versions.intersection(entry.parents))
     }
-    return [evaluations[version] for version in sorted(evaluations) if manifests.committed(index.store, version)]
+    return [found[version] for version in sorted(found) if manifests.committed(index.store, version)]
 
 
-def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[TrainedProblem]:
-    """Return a record for each problem; `checkpoints` are nearest first."""
-    rows = index.database.all(
+def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[dict[str, Any]]:
+    """Return a row for each problem; `checkpoints` are nearest first."""
+    return index.database.records(
         """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
         stepped as (
             select u.*, step, split_part(version, '/', 2) || '/' || split_part(version, '/', 4) as iteration
             from update_inputs u join steps using (checkpoint)
         ), by_problem as (
             select key, count(*) as episodes, count(*) filter (entered) as trained,
-                   count(distinct checkpoint) filter (entered) as updates, arg_max(iteration, step) as first_iteration,
-                   arg_min(iteration, step) as last_iteration, min(step) as newest
+                   count(distinct checkpoint) filter (entered) as updates, arg_max(iteration, step) as first,
+                   arg_min(iteration, step) as last, min(step) as newest
             from stepped group by key
         ), ids as (select key, min(problem_id) as problem_id from played group by key)
         select b.key, i.problem_id, a.prompt, a.solutions, b.* exclude (key, newest)
@@ -335,7 +264,46 @@ def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[Trai
         order by b.newest, i.problem_id""",
         *(checkpoints, checkpoints),
     )
-    return [TrainedProblem(*row) for row in rows]
+
+
+def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Count how often policies solved each problem, for the curriculum.
+
+    Episodes that failed count only if the policy is at fault; data sets without scores do not count. An episode with
+    several trajectories is solved if any of them is.
+
+    Args:
+        store: the store of the data sets.
+        cache: local folder for objects of a remote root.
+        leave_out: the name of a run whose episodes do not count.
+        most: whole iterations count, newest first, until they have so many episodes of the problem.
+
+    Returns:
+        by the problem's key the episodes and how many of them were right in any turn; and the newest checkpoint of each
+        run that counts.
+    """
+    index = TrainingIndex(store, cache)
+    with index.opened():
+        index.load([])
+        rows = index.database.all(
+            """with episodes as (
+                select key, data_set, sample, problem_id, max(coalesce(best, 0)) as best from played
+                where data_set in (select data_set from scores_files) and split_part(version, '/', 2) <> ?
+                    and (status <> 'failed' or fault = 'policy') group by all
+            ), iterations as (
+                select key, data_set, count(*) as episodes, count(*) filter (best > 0) as solved from episodes
+                group by all
+            ), newest as (
+                select *, sum(episodes) over (partition by key order by data_set desc) - episodes as newer
+                from iterations
+            )
+            select key, sum(episodes)::bigint, sum(solved)::bigint from newest where newer < ? group by key""",
+            *(leave_out, most),
+        )
+        runs = index.database.all("select distinct split_part(version, '/', 2) from played order by 1")
+    newest = {run: max((each for each in index.updates if layout.run_of(each) == run), default="") for (run,) in runs}
+    counts = {key: (episodes, solved) for key, episodes, solved in rows}
+    return counts, [checkpoint for run, checkpoint in newest.items() if checkpoint and run != leave_out]
 
 
 def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
@@ -360,7 +328,6 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
                 for name, ids, prompt, solutions in rows[:_MOST_CANDIDATES]
             ]
-            lines += [f"  and {len(rows) - _MOST_CANDIDATES} more"] if len(rows) > _MOST_CANDIDATES else []
             means = f"{text!r} means {len(rows)} different problems: give the key of one"
             raise ValueError("\n".join([means, *lines]))
         if rows:

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from configs import Config
 from configs.stored import lost
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
-from storage.logs.nights import End, Nights, Record, now
+from storage.logs.nights import End, Nights, now
 from storage.objects.store import Store
-from storage.versions import aliases, manifests
+from storage.versions import aliases
 from storage.versions.aliases import Move
-from tasks.evaluate.summary import comparison_rows, rendered, table
-from tasks.retrain.report import check_rows, read_timeline, timeline_rows, write_timeline
+from storage.visible import printable
+from tasks.evaluate.summary import rendered, table
+from tasks.retrain.report import night_markdown, timeline
 
 
 def explain(config: Config) -> str:
@@ -23,17 +22,16 @@ def explain(config: Config) -> str:
     records = Nights(store, config.run.name).read()
     if not records:
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
-    ended = [record for record in records if record.end]
-    shown = records[-1:] if records[-1].end else [records[-1], *ended[-1:]]
-    return "\n".join(_explained(store, config, record) for record in shown)
+    shown = records[-1:] if records[-1].end else records[-2:]
+    return printable("\n\n".join(night_markdown(store, config, record) for record in shown))
 
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    events = read_timeline(_open_store(config), config)
-    if not events:
+    rows = timeline(_open_store(config), config)
+    if not rows:
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
-    return rendered(table(f"Retraining {config.run.name}", timeline_rows(events)))
+    return rendered(table(f"Retraining {config.run.name}", rows))
 
 
 def roll_back(config: Config) -> str:
@@ -44,19 +42,14 @@ def roll_back(config: Config) -> str:
     if len(promotions) < 2:
         raise StorageError(f"alias {alias!r} has no champion before the present one: there is nothing to restore")
     *_, before, present = promotions
-    undone, reason = _night_undone(store, config, present), f"roll back of move {present.number}"
+    reason = f"roll back of move {present.number}"
     restored = aliases.move(store, alias, before.version, moves[-1].number, reason)  # fails if it was moved meanwhile
-    lines = [
-        f"{alias}: {present.version} -> {restored.version} (move {restored.number})",
-        f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}",
-        *undone,
-        f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}",
-    ]
-    try:
-        write_timeline(store, config)
-    except (StorageError, OSError) as error:  # the rollback itself was successful
-        lines.append(f"the plot of the champions was not redrawn: {error}")
-    return "\n".join(lines)
+    return (
+        f"{alias}: {present.version} -> {restored.version} (move {restored.number})\n"
+        f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}\n"
+        "the problems of its night are set aside: python -m flows.retrain … --retry NIGHT tries them again\n"
+        f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}"
+    )
 
 
 def retry(config: Config, night: int) -> str:
@@ -106,25 +99,6 @@ def _open_store(config: Config) -> Store:
     return store
 
 
-def _explained(store: Store, config: Config, record: Record) -> str:
-    night, end = record.night, record.end
-    if end is None:
-        return f"night {night.number} began {night.at} and has not ended: the next flow run continues it\n"
-    head = f"night {night.number}: {end.outcome} (began {night.at}, ended {end.at})"
-    if end.decision is None:
-        return head
-    decision = manifests.read(store, end.decision).metrics
-    parts: list[Table | str] = [
-        head,
-        f"champion   {decision['champion']}",
-        f"challenger {decision['challenger']}",
-        table("The gate", check_rows(decision)),
-        *(table(name, comparison_rows(comparison)) for name, comparison in decision["comparisons"].items()),
-        f"the record: python -m storage --root {config.storage.root} show {end.decision}",
-    ]
-    return rendered(*parts)
-
-
 def _promotions(moves: Sequence[Move]) -> list[Move]:
     """List the moves that led to the present champion, without those that were rolled back."""
     stack: list[Move] = []
@@ -132,15 +106,3 @@ def _promotions(moves: Sequence[Move]) -> list[Move]:
         earlier = [index for index, promotion in enumerate(stack) if promotion.version == move.version]
         stack = stack[: earlier[0] + 1] if earlier else [*stack, move]
     return stack
-
-
-def _night_undone(store: Store, config: Config, present: Move) -> list[str]:
-    """If a night made the undone move, return the gate's reason for it, and the state of the night's problems."""
-    for record in reversed(Nights(store, config.run.name).read()):
-        if record.end and record.end.decision and record.end.challenger == present.version:
-            number, decision = record.night.number, manifests.read(store, record.end.decision).metrics
-            better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
-            again = f"python -m flows.retrain … --retry {number} tries them again"
-            aside = f"the problems of night {number} are set aside: {again}"
-            return [f"night {number} had promoted it for: {better}", aside]
-    return []

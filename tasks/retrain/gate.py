@@ -129,7 +129,7 @@ def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
 
 def _bounds(accuracy: Mapping[str, Any], level: float = _LEVEL) -> tuple[float, float]:
     """Return the ends of all intervals together: if few problems differ, the bootstrap interval is too narrow."""
-    intervals = [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
+    intervals = accuracy["difference"], accuracy["adjusted_interval"]
     low, high = ([_end(interval, name, level) for interval in intervals] for name in ("low", "high"))
     return max(-1.0, min(low)), min(1.0, max(high))
 

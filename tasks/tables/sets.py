@@ -16,10 +16,9 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store, in_parallel
-from storage.version_names import EvaluationVersion, PolicyVersion
-from storage.version_names import select as select_names
+from storage.version_names import EvaluationVersion
 from storage.versions import contents, manifests
-from storage.versions.fetch import fetch_file, strays
+from storage.versions.fetch import fetch_file
 from storage.versions.lineage import climb_down, scores_of
 from storage.versions.manifests import File, Manifest
 
@@ -56,6 +55,10 @@ class Case:
     id: str
     data_set: str  # version; empty if the case belongs to no single data set
     detail: str  # what is wrong, in words
+
+
+class ForeignError(DamagedError):
+    """A file with a newer or another schema than its version should have."""
 
 
 class TargetError(ValueError):
@@ -176,7 +179,6 @@ class Intake:
     damaged: list[Case] = field(default_factory=list)
     foreign: list[Case] = field(default_factory=list)  # files with a newer or another schema
     orphaned: list[Case] = field(default_factory=list)  # versions with a missing or changed parent
-    strays: list[Case] = field(default_factory=list)  # objects in a version's folder that its manifest does not name
     collected: list[str] = field(default_factory=list)  # data sets that gc collected
     collected_scores: list[str] = field(default_factory=list)  # data sets whose scores gc collected
 
@@ -189,7 +191,7 @@ class Intake:
         return {case.data_set for case in (*self.damaged, *self.foreign)} | set(self.collected_scores)
 
 
-def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
+def fetch_data_sets(store: Store, data_sets: Sequence[DataSet], cache: Path) -> Intake:
     """Fetch all files of `data_sets` and their newest scores, and check size, hash and schema of each.
 
     Raises:
@@ -212,52 +214,37 @@ def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Inta
                     _fetch(store, data_set, manifests.read(store, scores), cache, intake)
                 except DamagedError as error:
                     intake.note_damage(layout.manifest(scores), data_set, str(error))
-    _find_strays(store, data_sets, intake)
     _check_parents(store, data_sets, intake)
     return intake
 
 
 def _fetch(store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake) -> None:
     """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
+    for file, path in fetch_files(store, version, cache):
+        intake.objects += 1
+        if isinstance(path, Path):
+            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
+        else:
+            noted = intake.foreign if isinstance(path, ForeignError) else intake.damaged
+            noted.append(Case("object", file.path, data_set.version, str(path)))
+
+
+def fetch_files(store: Store, version: Manifest, cache: Path) -> list[tuple[File, Path | Exception]]:
+    """Fetch the Parquet files of a version; return each with its local path, or why it cannot be read."""
 
     def fetched(file: File) -> Path | Exception:
         try:
-            return fetch_file(store, file, cache)
+            path = fetch_file(store, file, cache)
         except (DamagedError, OSError) as error:
             return error
+        problems = contents.parquet(path, version.kind, file.rows)
+        return ForeignError("; ".join(problems)) if problems else path
 
     files = [file for file in version.files if file.name.endswith(".parquet")]
-    intake.objects += len(files)
-    for file, path in zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True):
-        if isinstance(path, Exception):
-            intake.note_damage(file.path, data_set, str(path))
-        elif problems := contents.parquet(path, version.kind, file.rows):
-            intake.foreign.append(Case("object", file.path, data_set.version, "; ".join(problems)))
-        else:
-            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
+    return list(zip(files, in_parallel(fetched, files, _FETCHED_AT_ONCE), strict=True))
 
 
-def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
-    """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
-    versions = {
-        version: each.version
-        for each in data_sets
-        if each.manifest
-        for version in (each.version, *each.scores[-1:], *select_names(PolicyVersion, each.manifest.parent_names))
-    }
-
-    def strays_of(version: str) -> list[str]:
-        try:
-            manifest = manifests.find(store, version)
-            return strays(store, manifest) if manifest and not store.exists(layout.tombstone(version)) else []
-        except DamagedError:
-            return []  # noted elsewhere
-
-    for data_set, keys in zip(versions.values(), in_parallel(strays_of, versions), strict=True):
-        intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
-
-
-def _check_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
+def _check_parents(store: Store, data_sets: Sequence[DataSet], intake: Intake) -> None:
     """Check the parents of the data sets and of their newest scores. Objects already noted as damaged are skipped."""
     versions = [(each, [each.version, *each.scores[-1:]]) for each in data_sets if each.manifest]
     nodes = {node.version: node for node in climb_down(store, [name for _, names in versions for name in names], 1)}

@@ -9,7 +9,6 @@ from threading import Lock
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from configs.audit import Audit
 from storage import layout
 from storage.errors import StorageError
 from storage.logs.leases import tenures
@@ -113,10 +112,10 @@ class State:
         self.left_s = next((seconds for seconds in left if seconds is not None), None)
         self.worked_s = sum(tenure.seconds for tenure in held)
         self.spent = spent(iterations)
-        own_s = sum(sum(each.seconds) for each in self.spent)
+        own_s = sum(each["total_s"] for each in self.spent.values())
         self.other_s = 0.0 if newest.knob("run.overlap") else max(0.0, self.worked_s - own_s)
         """Worked seconds of no stage."""
-        self.alarms = sorted(_alarms(merged, newest), key=lambda alarm: -alarm[0])
+        self.alarms = sorted(_alarms(merged), key=lambda alarm: -alarm[0])
         """Iterations and sentences, newest first."""
         self.per_hour = per_hour or newest.knob("cost.per_hour")
 
@@ -141,31 +140,22 @@ def _unfinished(store: Store, run: str, iteration: int, newest: Manifest) -> tup
     return sum(shard.file.rows or 0 for shard in finished), expected
 
 
-def _alarms(merged: Mapping[int, Row], newest: Manifest) -> Iterator[tuple[int, str]]:
-    """Yield the alarms of all iterations: those of the console, and checks of the audit that need only metrics.
+def _alarms(merged: Mapping[int, Row]) -> Iterator[tuple[int, str]]:
+    """Yield the alarms of all iterations, as the console has them.
 
     Each is raised where it begins, and not again while it lasts.
     """
-    faults, checks, before = FaultAlarm(), Audit.model_validate(newest.knob("audit") or {}).checks, dict[str, str]()
-    rows = list[Row]()
+    faults, before, rows = FaultAlarm(), dict[str, str](), list[Row]()
     for number, row in merged.items():
         rows.append(row)
         shares = {name.removeprefix("faults/"): row[name] for name in row if name.startswith("faults/")}
         yield from ((number, f"{alarm}.") for alarm in faults.raised_by({"faults": shares}))
-        failed = (row.get("verdicts/timeout", 0) + row.get("verdicts/error", 0)) / max(1, row.get("turns", 0))
-        measured = (
-            (checks.zero_variance, row.get("share/zero_variance", 0), "groups have equal returns: nothing to learn"),
-            (checks.truncated, row.get("share/truncated", 0), "episodes were cut by a token limit"),
-            (checks.verdict_failures, failed, "verdicts are timeouts or errors"),
-            (checks.verdicts_disagree, row.get("verdicts/disagree", 0), "verdicts differ from the environment's"),
-        )
-        above = [each for each in measured if each[1] > each[0].threshold and each[0].severity != "ignore"]
-        now = {what: f"{share:.1%} of the {what}." for _, share, what in above}
+        now = dict[str, str]()
         if row.get("trajectories") == 0:
             now["idle"] = "Nothing was left to train on."
         if row.get("reward/all_minimal"):
             now["wrong"] = "No turn is right, so there is nothing to learn yet."
         if alarm := paid_for_something_else(rows):
             now["paid"] = f"{alarm[0].upper()}{alarm[1:]}."
-        yield from ((number, says) for what, says in now.items() if what not in before)
+        yield from ((number, text) for what, text in now.items() if what not in before)
         before = now

@@ -14,8 +14,7 @@ from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, Problem, Score, Trajectory, to_table
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Canary
+from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.audit.report.page import render
@@ -114,31 +113,6 @@ def test_a_corrupted_shard_is_left_out_and_named(store: Store, verifier: Verifie
     assert [case.id for case in checks["damaged_objects"].examples] == [shard]
     assert checks["duplicate_ids"].of == 2
     assert checks["orphan_scores"].cases == 0, "scores of lost rows are no separate fault"
-
-
-def test_objects_that_no_manifest_names_are_named_and_not_read(
-    store: Store, verifier: Verifier, tmp_path: Path
-) -> None:
-    """Strays among trajectories, scores and the files of the policy, such as another chat template."""
-    policy, model, scores = layout.checkpoint("r", 0), tmp_path / "model", layout.scores("r", 0, "5c0e")
-    model.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (model / name).write_text("{}")
-    checkpoints.commit(store, policy, model, None, Canary([1, 2], [-1.0]), Provenance(config={}), [], {})
-    commit_rows(store, SET, "trajectories", ROWS, [policy])
-    commit_rows(store, scores, "scores", VERDICTS, [SET])
-    before = checks_of(store, verifier, "r")
-    strays = {key(store, policy, "model/config.json").replace("config.json", "chat_template.jinja"): b"{{ messages }}"}
-    for version in (SET, scores):
-        shard = key(store, version, "part-00000.parquet")
-        strays[shard.replace("part-00000", "part-00009")] = store.read(shard)
-    for path, data in strays.items():
-        store.write(path, data)
-    checks = checks_of(store, verifier, "r")
-    damaged = checks.pop("damaged_objects")
-    assert (damaged.verdict, {case.id for case in damaged.examples}) == ("fail", set(strays))
-    assert "3 objects are named by no manifest" in damaged.says
-    assert checks == {name: check for name, check in before.items() if name != "damaged_objects"}
 
 
 def test_collected_scores_are_not_missing(store: Store, verifier: Verifier) -> None:

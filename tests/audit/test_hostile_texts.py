@@ -59,8 +59,7 @@ def test_commands_print_no_escapes(evil_store: Store) -> None:
     root = ("--root", evil_store.root)
     assert is_clean(call_program(storage_main, *root, "show", "--config", "best")[0])
     assert is_clean(call_program(storage_main, *root, "show", f"no{EVIL}{ENDLESS}", status=1)[1])
-    nowhere = f"/nowhere{EVIL}{ENDLESS}"
-    assert is_clean(call_program(provenance_main, "--root", nowhere, "trained-on", EVIL, status=1)[1])
+    assert is_clean(call_program(provenance_main, "--root", f"/nowhere{EVIL}{ENDLESS}", "impact", EVIL, status=1)[1])
     printed, _ = call_program(storage_main, *root, "--json", "alias", "history", "best")
     assert "\\u202e" in printed
     assert ENDLESS in printed

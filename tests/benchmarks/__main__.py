@@ -25,7 +25,7 @@ BENCHMARKS = {
     "algorithms": "every algorithm's update against that of PPO with the same passes",
     "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",
-    "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",
+    "cluster": "simulated nodes: episodes/s of 1 to 16 workers",
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",

@@ -1,28 +1,18 @@
-"""Simulated nodes: episodes per second of 1 to 16, the score stage on two, and what Ray costs on one machine."""
+"""Simulated nodes: episodes per second of 1 to 16."""
 
 import heapq
 import os
-import random
-import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
-from statistics import median
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from configs import Config
 from configs.agent import Agent
-from storage import layout
-from storage.objects.store import Store
-from storage.records import TRAJECTORY_SCHEMA, Problem
-from storage.version_names import TrajectoriesVersion
-from storage.versions import manifests
-from storage.versions.datasets import ShardWriter
-from storage.versions.drafts import Draft, Provenance
+from storage.records import Problem
+from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row, spread
+from tests.benchmarks.result import Row
 
 if TYPE_CHECKING:
     from storage.version_names import ProblemsVersion
@@ -32,113 +22,9 @@ WORKERS = (1, 2, 4, 8, 16)
 TURN_S = 2.0
 GROUPS, AT_ONCE, GROUP = 12, 2, 16
 """Groups that each worker plays, those at the same time, and the episodes of a group."""
-PAIRS, ITERATIONS, FIRST = 3, 16, 2
-"""Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
-SHARDS, PROBLEMS = 16, 192
-"""Shards of the data set that is graded, and the problems whose answers it has."""
-LATEX = (
-    r"\frac{11}{11}",
-    r"11\sqrt{11}",
-    r"\left(11, \frac{1}{11}\right)",
-    "x^2 + 11x - 11",
-    r"\left[11, \infty\right)",
-)
-WORDS = ("so", "then", "we", "add", "both", "sides", "and", "divide", "by", "two", "which", "leaves", "half")
 
 
 def measure(lab: Lab) -> Iterator[Row]:
-    yield _scaling(lab)
-    yield _scoring(lab)
-    yield _overhead(lab)
-
-
-def _scoring(lab: Lab) -> Row:
-    """Grade the same data set on one node and on two, each with one process of the verifier."""
-    from tests.support.simulated_cluster import simulated_cluster
-
-    graded = _answers(lab)
-    seconds = []
-    for nodes in (1, 2):
-        with simulated_cluster(nodes) as address:
-            seconds.append(_score_s(lab, address, nodes, graded))
-    one, two = seconds
-    what = f"{PROBLEMS * GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
-    return Row("score stage: two nodes / one", f"{two / one:.2f}", what)
-
-
-def _answers(lab: Lab) -> TrajectoriesVersion:
-    """Commit a data set of different answers, each in an episode of its own."""
-    from tests.support.train_helpers import make_trajectory
-
-    rng, version = random.Random(1), layout.trajectories("graded", 0)
-    pairs = [pair for _ in range(PROBLEMS) for pair in _answers_to_one(rng)]
-    with Draft(lab.store, version, "trajectories") as draft:
-        with ShardWriter(draft, TRAJECTORY_SCHEMA, -(-len(pairs) // SHARDS)) as writer:
-            for number, (answer, solutions) in enumerate(pairs):
-                row = make_trajectory(f"graded/{number}", [[1]])
-                turn = replace(row.turns[0], text=answer)
-                writer.write(replace(row, turns=[turn], solutions=solutions))
-        draft.commit(Provenance(config={}), [])
-    return version
-
-
-def _answers_to_one(rng: random.Random) -> list[tuple[str, list[str]]]:
-    """Make a group's answers to one problem, each behind a working of its own, with the solutions."""
-    shape, rate = rng.choice(LATEX), rng.random()
-    gold, *wrong = (re.sub("1", lambda _: str(rng.randint(1, 9)), shape) for _ in range(5))
-    pairs = []
-    for _ in range(GROUP):
-        value = gold if rng.random() < rate else rng.choice(wrong)
-        words = rng.choices([*WORDS, f"$x_{{1}} = {rng.randint(2, 99)} + y$"], k=150)
-        pairs.append((f"{' '.join(words)}, case {rng.getrandbits(48)}: \\boxed{{{value}}}", [gold]))
-    return pairs
-
-
-def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) -> float:
-    """Return the seconds of the score stage on as many nodes, which only grade."""
-    from tasks.cluster.connection import connected
-
-    config = lab.config("inference.urls=[]", f"cluster.address={address}", "score.workers=1")
-    with connected(config):
-        from tasks.cluster.workers import WorkerStarter
-
-        with WorkerStarter(config, lambda _: None, playing=False) as workers:
-            while sum(worker.ready for worker in list(workers.scheduler._workers)) < nodes:
-                time.sleep(0.1)
-            with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
-                start = time.perf_counter()
-                workers.scheduler.score(graded, draft, config)
-                return time.perf_counter() - start
-
-
-def _overhead(lab: Lab) -> Row:
-    """Compare the iterations of the demo with and without a cluster of one node."""
-    from tests.support.simulated_cluster import simulated_cluster
-
-    ratios, seconds = [], []
-    with simulated_cluster(1) as address:
-        for pair in range(PAIRS):
-            alone = _iteration_s(lab, f"alone-{pair}", "cluster.address=null")
-            seconds.append((alone, _iteration_s(lab, f"ray-{pair}", f"cluster.address={address}")))
-            ratios.append(seconds[-1][1] / alone)
-    detail = "median seconds of an iteration, alone and on Ray: " + ", ".join(f"{a:.2f} {b:.2f}" for a, b in seconds)
-    return Row("the demo on a cluster of one node / without Ray", spread(ratios, "{:.3f}".format), detail)
-
-
-def _iteration_s(lab: Lab, name: str, cluster: str) -> float:
-    """Run the demo in a process of its own; return the median seconds between two policies."""
-    store = Store(f"{lab.scratch}/{name}")
-    overrides = [f"storage.root={store.root}", f"storage.cache={store.root}/cache", f"run.iterations={ITERATIONS}"]
-    overrides += [f"evaluation.every={ITERATIONS}", f"run.name={name}", cluster]
-    overrides += [f"policy.path={lab.store.uri(lab.policy.version)}"]
-    lab.run_module("overlap", "0", *lab.settings, *overrides)
-    made = [
-        manifests.read(store, layout.checkpoint(name, number)).created_at for number in range(FIRST, ITERATIONS + 1)
-    ]
-    return median((later - earlier).total_seconds() for earlier, later in pairwise(made))
-
-
-def _scaling(lab: Lab) -> Row:
     """Play as many groups for each worker with few and with many workers; compare the time with the least possible."""
     from tests.support.simulated_cluster import simulated_cluster
     from tests.support.waiting_node import SECONDS
@@ -153,7 +39,7 @@ def _scaling(lab: Lab) -> Row:
         f"least time for the waits / measured time, {shown}; single-turn episodes of {TURN_S:g} s (median), groups of "
         f"{GROUP}, {GROUPS} for each worker, two at a time"
     )
-    return Row("workers: episodes/s in proportion", f"{worst:.2f}", detail)
+    yield Row("workers: episodes/s in proportion", f"{worst:.2f}", detail)
 
 
 def _share_of_ideal(lab: Lab, address: str, count: int) -> float:

@@ -5,10 +5,9 @@ log-normal and each episode has 2 to 5 turns, so that the longest of a data set'
 The trainer has one thread, which leaves a core to the flow's process with the stream's client.
 
 `measure` runs the real flow in new processes, which run this file with the median seconds of a turn and the flow's
-overrides as arguments. With 0 seconds they use vLLM.
+overrides as arguments.
 """
 
-import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from tests.benchmarks.result import Row
 RUN = "overlap"
 ITERATIONS, PROBLEMS, SAMPLES = 32, 32, 4
 """Nothing is trained on before the first data set is there, so short runs gain less."""
-VLLM_ITERATIONS = 16
 LAST = 4
 """Further iterations that are not counted: at the end of a run no more groups begin, and it waits for the last ones."""
 STALENESS = 4
@@ -48,7 +46,6 @@ class Run:
     training_s: float  # from each data set to its checkpoint: score, train, commit; without a stream
     longest: float  # mean over the data sets: the longest episode / the median
     staleness: float  # mean over the tokens
-    trained: list[float]  # mean length of the episodes of each data set / that of all episodes that began
 
     @property
     def larger(self) -> float:
@@ -57,7 +54,7 @@ class Run:
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Measure with the waiting engine, where rollouts are shorter or longer than training, and with vLLM here."""
+    """Measure where rollouts are shorter or longer than training."""
     probe = _run(lab, "probe", 0.01, 0, PROBLEMS * SAMPLES, iterations=4)
     training, concurrency = probe.training_s / 4, PROBLEMS * SAMPLES // WAVES
     rows = []
@@ -67,19 +64,7 @@ def measure(lab: Lab) -> list[Row]:
         for staleness in bounds:
             stream = _run(lab, f"stream-{share:g}-{staleness}", turn_s, staleness, concurrency)
             rows.append(_row(share, staleness, apart, stream))
-        rows.append(_bias(share, stream))
-    return [*rows, _on_vllm(lab)]
-
-
-def _bias(share: float, stream: Run) -> Row:
-    """Show that short episodes, which finish first, are favoured only in the first data sets."""
-    shown = 4
-    first = ", ".join(f"{length:.2f}" for length in stream.trained[:shown])
-    return Row(
-        benchmark=f"length of what is trained on / of what began, rollouts {share:g} x training, staleness {STALENESS}",
-        measured=f"{fmean(stream.trained[shown:]):.2f}",
-        detail=f"mean of data sets {shown} to {ITERATIONS - 1}; data sets 0 to {shown - 1}: {first}",
-    )
+    return rows
 
 
 def _row(share: float, staleness: int, apart: Run, stream: Run) -> Row:
@@ -93,16 +78,6 @@ def _row(share: float, staleness: int, apart: Run, stream: Run) -> Row:
     )
 
 
-def _on_vllm(lab: Lab) -> Row:
-    apart = _run(lab, "apart-vllm", 0.0, 0, 512, VLLM_ITERATIONS)
-    stream = _run(lab, "stream-vllm", 0.0, STALENESS, 512, VLLM_ITERATIONS)
-    return Row(
-        benchmark=f"overlap, vLLM on the same cores, staleness {STALENESS}",
-        measured=f"{stream.wall_s / apart.wall_s:.2f} of synchronous",
-        detail=f"{VLLM_ITERATIONS} iterations: stream {stream.wall_s:.1f} s, synchronous {apart.wall_s:.1f} s",
-    )
-
-
 def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, iterations: int = ITERATIONS) -> Run:
     """Run the flow in a store of its own, so that all runs have the same name, and so play the same episodes."""
     total, store = iterations + LAST, Store(f"{lab.scratch}/{name}")
@@ -112,9 +87,8 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
     overrides += [f"run.overlap={str(staleness > 0).lower()}", f"rollout.max_head_offpolicyness={staleness}"]
     overrides += [f"rollout.problems_per_iteration={PROBLEMS}", f"rollout.group_size={SAMPLES}"]
     overrides += [f"rollout.concurrency={concurrency}", "train.threads=1"]
-    if turn_s:
-        overrides += ["agent={type: 'tests.support.waiting_engine:TwoToFiveTurns'}", "inference.max_model_len=512"]
-        overrides += ["sampling.max_new_tokens=100"]  # so much that each turn is a request of its own
+    overrides += ["agent={type: 'tests.support.waiting_engine:TwoToFiveTurns'}", "inference.max_model_len=512"]
+    overrides += ["sampling.max_new_tokens=100"]  # so much that each turn is a request of its own
     lab.run_module("overlap", str(turn_s), *lab.overrides, *overrides)
     entries, folder = catalog.read_all(store), f"runs/{RUN}/evaluations/000000/"
     first = next(entry.version for entry in entries if entry.kind == "scores" and entry.version.startswith(folder))
@@ -129,7 +103,6 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
         ),
         longest=fmean(max(of_one) / median(of_one) for of_one in lengths),
         staleness=fmean(update["staleness/mean"] for update in updates),
-        trained=[fmean(of_one) / fmean(itertools.chain.from_iterable(lengths)) for of_one in lengths],
     )
 
 
@@ -146,16 +119,14 @@ def _lengths(store: Store, iteration: int) -> list[float]:
 
 
 def main(turn_s: float, overrides: list[str]) -> None:
-    from contextlib import nullcontext
     from unittest.mock import patch
 
     from flows.launch.temporary_server import temporary_server
     from flows.math_mt_ppo import math_mt_ppo
     from tests.support.waiting_engine import WaitingEngine, log_normal, opens
 
-    engine = WaitingEngine(log_normal(turn_s, SIGMA), length=TOKENS) if turn_s else None
-    engines = patch("flows.run.resources.open_engine", opens(engine)) if engine else nullcontext()
-    with temporary_server(), engines:
+    engine = WaitingEngine(log_normal(turn_s, SIGMA), length=TOKENS)
+    with temporary_server(), patch("flows.run.resources.open_engine", opens(engine)):
         print(json.dumps(math_mt_ppo("demo", overrides)))
 
 

@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from storage import layout
-from tasks.evaluate.learning_curve import Evaluation, LearningCurve, plot, summary
-from tasks.evaluate.outcomes import Outcome, compare, join, summarise, summarise_sampled
+from tasks.evaluate.learning_curve import improvement, plot
+from tasks.evaluate.outcomes import Outcome, compare, summarise, summarise_sampled
 from tasks.evaluate.statistics import proportion
 from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows
 from tasks.metrics.rows import _of_evaluation
@@ -52,26 +50,19 @@ def test_differences_of_each_source_are_paired() -> None:
     assert compare(BEFORE, without)["by_source"] == {}
 
 
-def test_the_source_of_an_outcome_is_that_of_its_row() -> None:
-    """Files of the first programs have no such column."""
-    row: dict[str, Any] = {"trajectory_id": "t", "problem_id": "p", "sample": 0, "status": "completed", "turns": []}
-    assert [each.source for each in join([row | {"source": "game"}, row | {"trajectory_id": "u"}], [])] == ["game", ""]
-
-
 def test_tables_and_pictures_show_each_source(tmp_path: Path) -> None:
     """Before, after and difference of first and any turn, and of returns where rewards are more than successes."""
-    kept = [Evaluation(n, layout.scores("r", n, "0"), each) for n, each in enumerate((BEFORE, AFTER))]
-    curve = LearningCurve("r", [], kept)
-    rows = {row["held-out accuracy"]: row for row in accuracy_rows(summary(curve))}
+    evaluations = [{"policy_version": n} | summarise(each) for n, each in enumerate((BEFORE, AFTER))]
+    numbers = {"run": "r", "training": [], "evaluations": evaluations, **improvement(BEFORE, AFTER)}
+    rows = {row["held-out accuracy"]: row for row in accuracy_rows(numbers)}
     assert rows["sums: first turn"]["before"].startswith("0.333 [0.061, 0.792]")
     assert rows["sums: first turn"]["difference"].startswith("+0.667")
     assert rows["game: return"]["difference"].startswith("+1.000")
     assert "sums: return" not in rows
     assert {row["measure"] for row in comparison_rows(compare(BEFORE, AFTER))} >= {"game: any turn", "sums: any turn"}
     assert {row["measure"] for row in evaluation_rows(summarise(BEFORE))} >= {"game: first turn", "game: return"}
-    plot(curve, tmp_path / "both.png")
-    alone = [replace(each, outcomes=each.outcomes[2:]) for each in kept]
-    plot(replace(curve, evaluations=alone), tmp_path / "alone.png")
+    plot(numbers, tmp_path / "both.png")
+    plot(numbers | {"evaluations": [each | {"by_source": {}} for each in evaluations]}, tmp_path / "alone.png")
     assert (tmp_path / "both.png").read_bytes() != (tmp_path / "alone.png").read_bytes()
 
 

@@ -1,16 +1,14 @@
-"""The evaluate and history flows on a real engine, and how a run uses the history of earlier runs."""
+"""The evaluate flow on a real engine, and how a run uses the results of earlier runs."""
 
 import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import duckdb
 import pytest
 
 from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
-from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
 from flows.run import progress
 from storage import layout
@@ -66,24 +64,21 @@ def test_another_protocol_is_another_evaluation(trained: list[str], tmp_path: Pa
     assert len(one[policy]["by_turn"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
+def test_bad_wanteds_say_what_there_is(trained: list[str]) -> None:
+    for wanted, message in (
         ({"policy": "nobody"}, "nobody was never committed"),
         ({"policy": "runs/smoke/trajectories/000000"}, "is a trajectories version, not a checkpoint"),
         ({"sets": "gsm"}, "there is no evaluation set 'gsm'; there are held-out"),
         ({"against": "smoke/latest"}, "are the same policy, runs/smoke/checkpoints/000001"),
-    ],
-)
-def test_bad_wanteds_say_what_there_is(trained: list[str], wanted: dict[str, str], message: str) -> None:
-    with pytest.raises((StorageError, ValueError), match=message):
-        evaluate("smoke", trained, **wanted)
+    ):
+        with pytest.raises((StorageError, ValueError), match=message):
+            evaluate("smoke", trained, **wanted)
 
 
 def test_a_run_draws_by_the_results_of_earlier_runs(
     trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The curriculum is a version made from the histories of earlier runs; suspects left out are never drawn."""
+    """The curriculum is a version made from the results of earlier runs; suspects left out are never drawn."""
     monkeypatch.setattr("tasks.problems.curriculum.LEAST_EPISODES", 4)
     store = Store(f"{tmp_path}/var")
     sampling = "problems.sampling={prefer: middle, leave_out_suspects: true}"
@@ -91,7 +86,7 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
     math_mt_ppo("smoke", [*trained, name, "run.iterations=1", sampling])
     entries = list(datasets.rows(store, layout.curriculum("second"), tmp_path))
     parents = [parent.version for parent in manifests.read(store, layout.curriculum("second")).parents]
-    assert layout.history("smoke", 1) in parents
+    assert layout.checkpoint("smoke", 1) in parents
     known = {entry["problem_id"] for entry in entries if entry["standing"] != "unknown"}
     played = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 0), tmp_path)}
     assert known == played
@@ -99,12 +94,6 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
     assert left_out == {entry["problem_id"] for entry in entries if entry["standing"] == "suspect"}
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("second", 0), tmp_path)}
     assert drawn.isdisjoint(left_out)
-
-    found = history("smoke", trained)
-    assert sorted(found["histories"]) == ["second", "smoke"]
-    assert sum(int(row["problems"]) for row in found["standing"]) == len(played | drawn)
-    table = f"{tmp_path}/var/runs/*/history/*/*/*.parquet"
-    assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(32,)]
 
 
 def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from configs import load
 from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.objects.store import Store
-from storage.records import Score
+from storage.records import SCORE_SCHEMA
 from storage.versions.checkpoints import Canary
-from storage.versions.drafts import Draft
-from tasks.evaluate.learning_curve import Evaluation, LearningCurve, read_learning_curve, summary
-from tasks.evaluate.outcomes import Outcome, compare, join, read_outcomes, summarise, summarise_sampled
+from storage.versions.datasets import write_rows
+from storage.versions.drafts import Draft, Provenance
+from tasks.evaluate.learning_curve import improvement, summary
+from tasks.evaluate.outcomes import Outcome, compare, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import greedy
 from tasks.evaluate.statistics import (
     Estimate,
@@ -32,9 +33,9 @@ from tasks.evaluate.statistics import (
     proportion,
     sign_flip,
 )
-from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, reward_rows, table
-from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
-from tests.support.train_helpers import make_scores, make_trajectory
+from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, table
+from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, commit_chain, commit_rows
+from tests.support.train_helpers import make_scores
 
 BITS = st.sampled_from([0.0, 1.0])
 
@@ -90,15 +91,6 @@ def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None
     assert mean(values) == estimate
 
 
-def test_weights_are_resampled_with_their_values() -> None:
-    """A mean over turns is a mean over problems weighted by their turns; equal weights change nothing."""
-    values, weights = [2.0, 4.0, 9.0] * 20, [3.0, 1.0, 1.0] * 20
-    assert mean(values, weights).value == pytest.approx(19 / 5)
-    plain, even = mean(values), mean(values, [2.0] * 60)
-    assert (even.value, even.low, even.high) == pytest.approx((plain.value, plain.low, plain.high))
-    assert mean(values, weights).low < 19 / 5 < mean(values, weights).high
-
-
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
     """pass@k is the share of the k-subsets of episodes that hold a success; pass@1 is c / n."""
@@ -106,12 +98,6 @@ def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
     draws = [any(draw) for draw in combinations([True] * c + [False] * (n - c), k)]
     assert pass_at_k(n, c, k) == pytest.approx(fmean(draws))
     assert pass_at_k(n, c, 1) == c / n
-
-
-def test_mcnemar_by_hand() -> None:
-    """5 lost, 1 won gives 2 * (1 + 6) / 2^6. Pairs that agree do not count; without other pairs p = 1."""
-    assert sign_flip([1] * 5 + [0] + [1, 0], [0] * 5 + [1] + [1, 0]) == 0.21875
-    assert sign_flip([1, 0], [1, 0]) == sign_flip([], []) == 1
 
 
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
@@ -192,16 +178,9 @@ def test_returns_and_parts_by_hand() -> None:
     assert compare(outcomes, later)["return"]["difference"]["value"] == 1.5  # two rewards of x, one of y
     (line,) = [line for line in comparison_rows(compare(outcomes, later)) if line["measure"] == "return"]
     assert (line["before"], line["after"], line["difference"][:6]) == ("1.000", "2.500", "+1.500")
-    kept = [Evaluation(number, layout.scores("r", number, "0"), each) for number, each in enumerate((outcomes, later))]
-    metrics = {"return/mean": 1.0, "reward/mean": 0.5, "reward/goal": 2.5, "reward/turn_1": 7.0}
-    report = summary(LearningCurve("r", [], kept)) | {"training": [metrics, {}]}
+    report = {"evaluations": [summarise(outcomes), summarise(later)], **improvement(outcomes, later)}
     shown = {line["held-out accuracy"]: line["difference"][:6] for line in accuracy_rows(report)}
     assert (shown["return"], shown["part goal"]) == ("+1.500", "")
-    assert [[*line.values()][:3] for line in reward_rows(report)] == [
-        ["return of an episode", "1.000", "1.000"],
-        ["reward of a turn", "0.500", "0.500"],
-        ["part goal", "2.500", "2.500"],
-    ]
     assert summarise(GREEDY)["rewards"] == {}  # successes say it all
 
 
@@ -211,46 +190,37 @@ def test_two_scores_of_a_turn_are_refused() -> None:
         join([row("x", "p", 0, 3)], [verdict("x", 0, "wrong"), verdict("x", 0, "correct")])
 
 
-def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
-    """Outcomes are read back from stored rows of several shards."""
-    rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
-    scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
-    scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory", 0.0)
-    trajectories, scored = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
-    commit_rows(store, trajectories, "trajectories", rows, [])
-    commit_rows(store, scored, "scores", scores, [])
-    assert read_outcomes(store, trajectories, scored, tmp_path / "cache") == [
-        Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
-        Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
-        Outcome("p9", 0, "completed", [0.0, 0.0], [1, 1], 1),
-    ]
-
-
 # What a run has committed
 
 
 def test_a_run_that_another_verifier_began(store: Store, tmp_path: Path) -> None:
-    """A run with scores of several verifiers is read whole; scores of the current verifier are preferred."""
+    """A run with scores of several verifiers is read whole; scores of the current verifier are preferred.
+
+    The report compares the last evaluation with the first.
+    """
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     commit_chain(store, tmp_path / "model", tmp_path / "model", Canary([1, 2], [-1.0]))
     config = load("smoke", ["run.name=r", "run.iterations=1"])
     begun, ended = (greedy(config, HELD_OUT, PROBLEMS).evaluation(policy) for policy in (FIRST, SECOND))
-    for version in (begun, ended):
-        commit_rows(store, version, "evaluation", ROWS, [])
-        commit_rows(store, layout.evaluation_scores(version, "01d"), "scores", VERDICTS, [version])
-    right = [score for row in ROWS for score in make_scores(row.trajectory_id, 1.0, 1.0)]
-    commit_rows(store, layout.evaluation_scores(ended, "2ec"), "scores", right, [ended])
+    half, right = (make_scores(ROWS[0].trajectory_id, first, 1.0) for first in (0.0, 1.0))
+    for version, verifier, rows in ((begun, "01d", half), (ended, "01d", half), (ended, "2ec", right)):
+        if verifier == "01d":
+            commit_rows(store, version, "evaluation", ROWS[:1], [])
+        with Draft(store, layout.evaluation_scores(version, verifier), "scores") as draft:
+            write_rows(draft, SCORE_SCHEMA, rows, 10)
+            numbers = summarise([played("p", *(score.success for score in rows))])
+            draft.commit(Provenance(config={}), [version], numbers)
     with Draft(store, layout.evaluation_scores(ended, "dead"), "scores"):
         pass  # an attempt that died
-
-    history = read_learning_curve(store, config, "2ec", PROBLEMS, tmp_path / "cache")
-    assert [row["iteration"] for row in history.iterations] == [0]
-    found = [(done.policy_version, done.scores, done.outcomes[0].success) for done in history.evaluations]
-    assert found == [
-        (0, layout.evaluation_scores(begun, "01d"), [0.0, 1.0]),
-        (1, layout.evaluation_scores(ended, "2ec"), [1.0, 1.0]),
+    found = summary(store, config, "2ec", PROBLEMS, tmp_path / "cache")
+    assert [row["iteration"] for row in found["training"]] == [0]
+    assert [(each["policy_version"], each["scores"], each["first_turn"]["value"]) for each in found["evaluations"]] == [
+        (0, [layout.evaluation_scores(begun, "01d")], 0.0),
+        (1, [layout.evaluation_scores(ended, "2ec")], 1.0),
     ]
+    assert {name: each["value"] for name, each in found["improvement"].items()} == {"first_turn": 1.0, "any_turn": 0.0}
+    assert accuracy_rows(found)[0]["difference"] == "+1.000 [+1.000, +1.000]"
 
 
 # Summaries
@@ -347,37 +317,6 @@ def test_rows_of_an_evaluation() -> None:
     bare = evaluation_rows(summarise([played("a", 1)]))
     assert {line["measure"]: line["value"] for line in bare}["break rate (right, then wrong)"] == ""
     assert table("title", rows).row_count == len(rows) == 12
-
-
-def test_rows_of_a_comparison() -> None:
-    """Fixed problems come before broken ones; every row has all columns."""
-    before = [played(f"p{n}", float(n < 5)) for n in range(6)]
-    after = [played(f"p{n}", float(n == 5), tokens=[25]) for n in range(6)]
-    after[0] = replace(after[0], status="truncated")
-    rows = comparison_rows(compare(before, after))
-    assert [line["measure"] for line in rows] == ["first turn", "any turn", "truncated episodes", "tokens of an answer"]
-    assert (rows[0]["before"], rows[0]["after"]) == ("0.833", "0.167")
-    assert rows[0]["difference"].startswith("-0.667 [")
-    assert (rows[0]["p"], rows[0]["fixed / broken"]) == ("0.219", "1 / 5")
-    assert [line["difference"] for line in rows[2:]] == ["+0.167", "2.50 times"]
-    assert len({tuple(line) for line in rows}) == 1
-    assert table("title", rows).row_count == 4
-
-
-def test_a_run_is_compared_with_its_beginning() -> None:
-    """The report's improvement compares the last evaluation with the first, on the same problems."""
-    first, last = [played("a", 0), played("b", 0)], [played("b", 1), played("a", 0, 1)]
-    kept = [
-        Evaluation(policy_version=n, scores=layout.scores("r", n, "0"), outcomes=outcomes)
-        for n, outcomes in ((0, first), (4, last))
-    ]
-    numbers = summary(LearningCurve("r", [], kept))
-    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 4]
-    improvement = numbers["improvement"]
-    assert {key: value["value"] for key, value in improvement.items()} == {"first_turn": 0.5, "any_turn": 1.0}
-    assert improvement["any_turn"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert accuracy_rows(numbers)[0]["difference"] == "+0.500 [+0.000, +1.000]"
-    assert "improvement" not in summary(LearningCurve("r", [], kept[:1]))
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 100))

@@ -100,8 +100,7 @@ def _promotes(
     gate: Gate, before: float, after: float, value: float, low: float, high: float, p: float, look: float
 ) -> bool:
     accuracy: dict[str, Any] = {"before": before, "after": after, "p": p}
-    accuracy |= {"difference": {"value": value, "low": low, "high": high}}
-    accuracy |= {"score_interval": None, "adjusted_interval": None}
+    accuracy |= {key: {"value": value, "low": low, "high": high} for key in ("difference", "adjusted_interval")}
     comparisons = {"held-out": {"first_turn": accuracy, **_QUIET}}
     return decide(GateEvidence(comparisons, 0.0, 0.1, [0.5], int(look)), gate).promote
 

@@ -8,17 +8,14 @@ import argparse
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 from flows.launch.cli import share_cores
 from flows.launch.temporary_server import temporary_server
 from storage import interrupts
-
-if TYPE_CHECKING:
-    from tasks.evaluate.learning_curve import LearningCurve
 
 SEED, LAST = "$SEED", "$LAST"
 """Stand in the overrides of an arm for the seed of the run and its number of updates."""
@@ -38,16 +35,12 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The history of one run."""
+    """The numbers of one run."""
 
     arm: str
     seed: int
-    history: "LearningCurve"
-
-    def first_turns(self, place: int) -> list[float]:
-        """Return the first-turn success of each held-out problem in the evaluation with index `place`."""
-        outcomes = sorted(self.history.evaluations[place].outcomes, key=lambda outcome: outcome.problem_id)
-        return [outcome.first for outcome in outcomes]
+    numbers: dict[str, Any]  # of its report
+    first_turns: list[list[float]]  # of the first and the last evaluation: the success of each held-out problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,6 @@ class Experiment:
     explaining: Mapping[str, str] = field(default_factory=dict)
     """Training metrics that may explain the result, averaged over updates and seeds, and their titles."""
     config: str = "demo"
-    common: Sequence[str] = ()  # overrides of all arms
 
     def main(self, description: str) -> NoReturn:
         """Run the command line."""
@@ -75,24 +67,16 @@ class Experiment:
         updates = f"updates of each run (default {self.iterations})"
         parser.add_argument("--iterations", type=int, default=self.iterations, help=updates)
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
-        listing = ", ".join(f"{index}: {arm.name}" for index, arm in enumerate(self.arms))
-        parser.add_argument(
-            "--arms", type=int, nargs="+", default=[*range(len(self.arms))], help=f"default all; {listing}"
-        )
-        parser.add_argument("--config", default=self.config, help=f"configuration of the runs (default {self.config})")
-        parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="dotted overrides of all arms")
         place = f"./var/experiments/{self.name}"
         parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
         arguments = parser.parse_args()
         share_cores()
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        if unknown := set(arguments.arms) - set(range(len(self.arms))):
-            parser.error(f"there is no arm {min(unknown)}: choose from {listing}")
-        chosen = replace(self, config=arguments.config, common=arguments.set)
-        arms = [self.arms[index] for index in sorted({0, *arguments.arms})]  # the others are compared with the first
         with temporary_server():
             results = [
-                chosen._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
+                self._run(arm, seed, arguments.iterations, arguments.root)
+                for seed in arguments.seeds
+                for arm in self.arms
             ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
@@ -115,7 +99,6 @@ class Experiment:
             f"storage.root={root}",
             f"storage.cache={root}/cache",
             *([f"policy.path={taught}"] if taught else []),
-            *self.common,
             *([] if arm is self.arms[0] else [f"policy.path={first}"]),
             *(override.replace(SEED, str(seed)).replace(LAST, str(iterations)) for override in arm.overrides),
         ]
@@ -128,7 +111,9 @@ class Experiment:
         from flows.math_mt_ppo import math_mt_ppo
         from storage import layout
         from storage.objects.store import Store
-        from tasks.evaluate.learning_curve import read_learning_curve
+        from storage.version_names import ScoresVersion
+        from tasks.evaluate.learning_curve import summary
+        from tasks.evaluate.outcomes import read_outcomes
         from tasks.inference.location import model_fingerprints
         from tasks.problems import fingerprint, load_problems
         from tasks.score.scoring import scorer_fingerprint
@@ -139,12 +124,16 @@ class Experiment:
         config = load(self.config, settings)
         held_out = layout.problems(fingerprint(load_problems(config.problems.evaluated[0].source, 0.0).problems))
         scorer, cache = scorer_fingerprint(config.score, model_fingerprints(config)), Path(config.storage.cache)
-        return Result(arm.name, seed, read_learning_curve(Store(root), config, scorer, held_out, cache))
+        store = Store(root)
+        numbers = summary(store, config, scorer, held_out, cache)
+        first, *_, last = (ScoresVersion(each["scores"][0]) for each in numbers["evaluations"])
+        ends = [[outcome.first for outcome in read_outcomes(store, scores, cache)] for scores in (first, last)]
+        return Result(arm.name, seed, numbers, ends)
 
     def report(self, results: Sequence[Result]) -> str:
         """Write a Markdown table of the held-out first-turn accuracy after the last update and explaining metrics."""
         seeds, first = sorted({result.seed for result in results}), self.arms[0].name
-        updates = len(results[0].history.iterations)
+        updates = len(results[0].numbers["training"])
         explaining = {
             name: title for name, title in self.explaining.items() if any(_metric([r], name) for r in results)
         }
@@ -176,7 +165,7 @@ def taught_policy(config: str, seed: int, root: Path) -> Path | None:
 
 
 def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Mapping[str, str]) -> str:
-    values = [fmean(result.first_turns(place)) for result in results]
+    values = [fmean(result.first_turns[place]) for result in results]
     metrics = [_metric(results, name) if place else "" for name in explaining]
     return _line([title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *metrics])
 
@@ -184,13 +173,13 @@ def _row(title: str, results: Sequence[Result], place: int, difference: str, exp
 def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
     from tasks.evaluate.statistics import paired_difference
 
-    before, after = ([v for result in some for v in result.first_turns(-1)] for some in (base, results))
+    before, after = ([v for result in some for v in result.first_turns[-1]] for some in (base, results))
     estimate = paired_difference(before, after)
     return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _metric(results: Sequence[Result], name: str) -> str:
-    values = [row[name] for result in results for row in result.history.iterations if name in row]
+    values = [row[name] for result in results for row in result.numbers["training"] if name in row]
     return f"{fmean(values):.3f}" if values else ""
 
 

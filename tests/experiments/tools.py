@@ -31,10 +31,8 @@ class ToolExperiment(Experiment):
 
 
 def _cells(result: Result) -> list[str]:
-    from tasks.evaluate.outcomes import summarise
-
-    evaluations = result.history.evaluations
-    before, after = (summarise(evaluations[place].outcomes) for place in (0, -1))
+    evaluations = result.numbers["evaluations"]
+    before, after = evaluations[0], evaluations[-1]
     return [_cell(numbers[name]) for name in _MEASURES for numbers in (before, after)]
 
 

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 LARGEST = 150_000
 """Bytes of a picture: every clone carries them."""
-MAIN, RETRAIN, AUDIT = ROOT / "flows/pictures", ROOT / "tasks/retrain/pictures", ROOT / "tasks/audit/pictures"
+MAIN, AUDIT = ROOT / "flows/pictures", ROOT / "tasks/audit/pictures"
 OVERLAP = ["run.name=demo-overlap", "run.iterations=12", "run.overlap=true", "rollout.max_head_offpolicyness=4"]
 SHOWN = range(6, 10)
 """Iterations in the timeline: neither the first ones, in which everything starts, nor those with an evaluation."""
@@ -42,9 +42,8 @@ def main() -> None:
     language_model = "runs/demo-llm/report/learning_curve.png"
     if store.exists(language_model):  # an hour's run, which is not made here
         copy(Path(store.path(language_model)), MAIN / "language_model.png")
-    copy(Path(store.path("retraining/retrain-demo/report/champion.png")), RETRAIN / "champion.png")
     photograph(store, audit)
-    for path in sorted(path for folder in (MAIN, RETRAIN, AUDIT) for path in folder.glob("*.png")):
+    for path in sorted(path for folder in (MAIN, AUDIT) for path in folder.glob("*.png")):
         screenshots.shrink(path)
         size = path.stat().st_size
         print(f"{path.relative_to(ROOT)}: {size:,} bytes")
@@ -58,7 +57,6 @@ def make_runs(root: str) -> str:
     store = Store(root)
     _unless(lambda: store.exists("runs/demo/report/summary.json"), "flows.math_mt_ppo", "demo", place)
     _unless(lambda: store.exists("runs/demo-overlap/report/summary.json"), "flows.math_mt_ppo", "demo", place, *OVERLAP)
-    _unless(lambda: store.exists("retraining/retrain-demo/report/champion.png"), "flows.launch.retrain_demo", place)
     _unless(lambda: _newest_audit(store) != "", "flows.audit_trajectories", "--fail-on", "never", "demo", place)
     return _newest_audit(store)
 

@@ -29,59 +29,21 @@ def overrides(plain: list[str], rows: Path, policy_folder: Path) -> list[str]:
     return [*plain, f"policy={{path: {policy_folder}}}", f"problems={{train: {source}, held_out: {source}}}"]
 
 
-def test_an_appended_line_does_not_change_a_run(
-    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The run that goes on keeps its set and names the change and the ways on; another run gets what is there now."""
+def test_a_run_keeps_the_problems_that_it_began_with(rows: Path, overrides: list[str]) -> None:
+    """Also if their file has changed or can no longer be read; a run that begins takes what is there, or is refused."""
+    import_problems.fn(start(*overrides))
+    append(rows, "What is 4 + 1?")  # nothing was played yet
     workspace, sets, _ = begin(*overrides)
-    caplog.clear()
-    assert begin(*overrides)[1] == sets
-    assert "its source has changed" not in caplog.text
-    append(rows, "What is 5 + 1?")
-    assert begin(*overrides)[1] == sets
-    lines = [line for record in caplog.records if (line := record.getMessage()).startswith("problems.")]
-    for name, told in zip(("train", "held-out"), lines, strict=True):
-        assert told.startswith(f"problems.{name}: its source has changed since the run began: 5 problems instead of 4")
-        assert f"keeps the problems that it began with ({sets[0]})" in told
-        assert "another run with run.name=…" in told
-    _, others, _ = begin(*overrides, "run.name=another")
-    assert len(workspace.read_problems(others[0])) == 5
-
-
-def test_rows_that_ask_the_same_are_in_the_log(
-    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They stay in the set."""
-    append(rows, "What  is 3+1?")
-    workspace, (train, _), _ = begin(*overrides)
-    assert "jsonl: 1 row asks the same as an earlier one (000005 as 000004)" in caplog.text
-    assert len(workspace.read_problems(train)) == 5
-
-
-@pytest.mark.parametrize("change", ["gone", "damaged", "mapped otherwise"])
-def test_a_source_that_can_no_longer_be_used(
-    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture, change: str
-) -> None:
-    """It ends no run that has its problems already; a run that begins is refused."""
-    _, sets, _ = begin(*overrides)
-    if change == "gone":
-        rows.unlink()
-    else:
-        rows.write_text("no JSON\n" if change == "damaged" else '{"question": "?", "gold": "1"}\n')
-    caplog.clear()
-    assert begin(*overrides)[1] == sets
-    assert "although its source cannot be used now" in caplog.text
-    with pytest.raises(ValueError, match=r"rows.jsonl"):
-        begin(*overrides, "run.name=another")
-
-
-def test_problems_may_change_until_the_policy_is_there(rows: Path, overrides: list[str]) -> None:
-    """Nothing has been played with them; the configuration of problems may change until then, too."""
-    workspace = start(*overrides)
-    import_problems.fn(workspace)
-    append(rows, "What is 5 + 1?")
-    _, sets, _ = begin(*overrides)
     assert len(workspace.read_problems(sets[0])) == 5
+    append(rows, "What is 5 + 1?")
+    assert begin(*overrides)[1] == sets
+    _, others, _ = begin(*overrides, "run.name=another")
+    assert len(workspace.read_problems(others[0])) == 6
+    for text in ("no JSON\n", ""):
+        rows.write_text(text)
+        assert begin(*overrides)[1] == sets
+        with pytest.raises(ValueError, match=r"rows.jsonl"):
+            begin(*overrides, "run.name=third")
 
 
 def test_problems_without_room_are_never_drawn(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import load_problems
-from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, describe, find_overlaps, find_repeats
+from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, find_overlaps
 
 STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -93,19 +93,6 @@ def test_each_set_reports_a_problem_once() -> None:
         ("long", "one", "b", "exact"),
         ("long", "two", "d", "13-gram"),
     ]
-
-
-def test_description() -> None:
-    """The message counts problems, not overlaps, shows equal prompts first, and is cut after five."""
-    exact = Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")
-    part = Overlap("000009", "math", "a/7.json", "13-gram", "and so on")
-    assert describe([part, exact]) == (
-        "2 training problems are also in evaluation sets: "
-        "000017 is 000044 of 'gsm8k-test' (exact): \"What is 12 + 7?\", "
-        "000009 repeats a part of a/7.json of 'math' (13-gram): \"and so on\""
-    )
-    assert describe([part] * 7).startswith("1 training problem is also in")
-    assert describe([part] * 7).endswith('"and so on" and 2 more')
 
 
 sentences = st.lists(st.sampled_from("abcdefgh"), max_size=40).map(" ".join)
@@ -215,4 +202,3 @@ def test_games_with_one_prompt_differ_by_their_metadata(
     train = [game(n, about(n), solutions) for n in range(few)]
     held_out = [game(n, about(n), solutions) for n in range(few - 1, 2 * few)]
     assert [overlap.problem_id for overlap in find_overlaps(train, {"set": held_out})] == found
-    assert bool(find_repeats(train)) == ("input_output" in train[0].metadata)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.problems import ProblemSampling
-from storage.records import Problem, ProblemHistory
-from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows
+from storage.records import Problem
+from tasks.problems.curriculum import FLOOR, plan_curriculum, standings
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, in_order
 
@@ -16,13 +16,7 @@ STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=Tru
 PROBLEMS = [Problem(name, f"What\nis {name}?", [name, f"0{name}"]) for name in ("1", "2", "3", "4", "5")]
 
 
-def past(problem: Problem, solved: int, episodes: int = 32, iteration: int = 0) -> ProblemHistory:
-    return ProblemHistory(
-        key(problem), "row 7", problem.prompt, problem.solutions, "old", iteration, 0, episodes, 0, solved
-    )
-
-
-PAST = [past(PROBLEMS[0], 0), past(PROBLEMS[1], 8), past(PROBLEMS[2], 32), past(PROBLEMS[3], 3, episodes=8)]
+PAST = {key(PROBLEMS[0]): (32, 0), key(PROBLEMS[1]): (32, 8), key(PROBLEMS[2]): (32, 32), key(PROBLEMS[3]): (8, 3)}
 
 
 def test_standing_and_weight_of_each() -> None:
@@ -34,6 +28,7 @@ def test_standing_and_weight_of_each() -> None:
     assert [row.standing for row in rows] == ["suspect", "middle", "retired", "unknown", "unknown"]
     assert [row.weight for row in rows] == pytest.approx([0, 0.75, FLOOR, 1, 1])
     assert [(row.episodes, row.success_rate) for row in rows] == [(32, 0), (32, 0.25), (32, 1), (8, 0.375), (0, 0)]
+    assert standings(rows) == {"suspect": 1, "middle": 1, "retired": 1, "unknown": 2}
     assert [row.problem_id for row in rows] == ["1", "2", "3", "4", "5"]
     assert [row.problem_key for row in rows] == [key(problem) for problem in PROBLEMS]
 
@@ -52,39 +47,11 @@ def test_problems_that_are_kept_have_a_weight() -> None:
     assert [row.weight for row in rows] == [0, 1, 1, 1, 1]
 
 
-def test_only_the_newest_episodes_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole history rows count, newest first, until they hold enough episodes; older ones are ignored."""
-    problem = PROBLEMS[0]
-    rows = [past(problem, solved, 8, number) for number, solved in enumerate([0, 0, 4, 8])]
-    found = {}
-    for last in (8, 9, 16, 64):
-        monkeypatch.setattr("tasks.problems.curriculum.LAST_EPISODES", last)
-        (entry,) = plan_curriculum([problem], rows, MIDDLE)
-        found[last] = (entry.episodes, entry.success_rate)
-    assert found == {8: (8, 1.0), 9: (16, 0.75), 16: (16, 0.75), 64: (32, 0.375)}
-
-
 def test_leaving_out_everything_is_an_error() -> None:
     """A curriculum that leaves out every problem is refused, with the reason; one of retired problems is drawn."""
     with pytest.raises(ValueError, match=r"all 1 problems: none was ever solved. Set problems.sampling.leave_out_susp"):
         plan_curriculum(PROBLEMS[:1], PAST, STRICT)
     assert [row.weight for row in plan_curriculum(PROBLEMS[2:3], PAST, STRICT)] == [FLOOR]
-
-
-def test_tables_for_people() -> None:
-    """The tables sum up the standings and list suspects, the one with most episodes first."""
-    history = [*PAST, past(PROBLEMS[4], 0, episodes=64)]
-    rows = plan_curriculum(PROBLEMS, history, STRICT)
-    assert standing_rows(rows) == [
-        {"standing": "unknown", "problems": "1", "episodes": "8", "mean rate": "0.375"},
-        {"standing": "middle", "problems": "1", "episodes": "32", "mean rate": "0.250"},
-        {"standing": "retired", "problems": "1", "episodes": "32", "mean rate": "1.000"},
-        {"standing": "suspect", "problems": "2", "episodes": "96", "mean rate": "0.000"},
-    ]
-    assert standing_rows(rows[:1])[0] == {"standing": "unknown", "problems": "0", "episodes": "0", "mean rate": ""}
-    assert [row["problem"] for row in suspect_rows(rows, PROBLEMS)] == ["5", "1"]
-    first = {"problem": "5", "prompt": "What is 5?", "gold answers": "5; 05", "episodes": "64"}
-    assert suspect_rows(rows, PROBLEMS)[0] == first
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)

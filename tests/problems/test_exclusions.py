@@ -31,7 +31,7 @@ from tasks.problems.exclusions import (
     set_aside,
 )
 from tasks.problems.problem_set import key
-from tasks.provenance.questions import propose_ids, propose_problem, trained_on, training_data
+from tasks.provenance.questions import impact, propose_ids, propose_problem, training_data
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -46,9 +46,16 @@ def family(tmp_path: Path) -> Place:
 
 
 def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:
-    """The version verifies, names its data sets as parents, and is read back unchanged."""
+    """The version verifies, names its data sets as parents, and is read back unchanged.
+
+    Repetition and order of rows do not change it; another reason does.
+    """
     proposal = propose_problem(family.store, key(ONE), tmp_path, WHY)
     version = commit_exclusions(family.store, proposal.rows)
+    assert commit_exclusions(family.store, proposal.rows[::-1]) == version
+    assert exclusions_version([replace(row, reason="other") for row in proposal.rows]) != version
+    with pytest.raises(ValueError, match="at least one row"):
+        commit_exclusions(family.store, [])
     rows = [Exclusion(**row) for row in datasets.rows(family.store, version, tmp_path)]
     names = [("a/000001/1/0", 1), ("a/000001/1/1", 1), ("a/000001/1/2", 1), ("a/000002/1/0", 2)]
     assert rows == [
@@ -62,18 +69,6 @@ def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp
     assert read_exclusions(family.store, [version], tmp_path) == Excluded(
         frozenset((row.data_set, row.trajectory_id) for row in rows), frozenset([key(ONE)])
     )
-
-
-def test_the_same_content_is_the_same_version(family: Place, tmp_path: Path) -> None:
-    """Repetition and order of rows do not change the version; another reason does."""
-    rows = propose_problem(family.store, "2", tmp_path, WHY).rows
-    version = commit_exclusions(family.store, rows)
-    nonce = manifests.read(family.store, version).nonce
-    assert commit_exclusions(family.store, rows[::-1]) == version == exclusions_version(rows)
-    assert manifests.read(family.store, version).nonce == nonce
-    assert exclusions_version([replace(row, reason="other") for row in rows]) != version
-    with pytest.raises(ValueError, match="at least one row"):
-        commit_exclusions(family.store, [])
 
 
 def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -> None:
@@ -111,18 +106,6 @@ def test_a_problem_without_episodes_or_with_collected_data(family: Place, tmp_pa
     assert [row.trajectory_id for row in proposal.rows] == [""]
 
 
-def test_the_remaining_problems_keep_their_order(family: Place) -> None:
-    """Excluded problems are matched by content, not id, and the order of the rest stays.
-
-    An empty rest is an error.
-    """
-    twin = replace(ONE, problem_id="twin")
-    excluded = Excluded(problems=frozenset([key(ONE)]))
-    assert left_of([TWO, ONE, OTHER, twin], excluded) == [TWO, OTHER]
-    with pytest.raises(ValueError, match="excludes all 2 training problems, and nothing is left to draw"):
-        left_of([ONE, twin], excluded)
-
-
 def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_path: Path) -> None:
     """Its key has its metadata, but hidden tests. Older programs excluded all games with a prompt: they stay so."""
     games = [Problem(f"g{n}", "Win.", [], metadata=f'{{"seed": {n}, "input_output": {{}}}}') for n in range(2)]
@@ -131,9 +114,11 @@ def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_
     proposal = propose_problem(family.store, "g0", tmp_path, WHY)
     assert [(row.trajectory_id, row.problem_key) for row in proposal.rows] == [("games/000000/g0/0", key(games[0]))]
     assert left_of(games, Excluded(problems=frozenset([key(games[0])]))) == [games[1]]
+    with pytest.raises(ValueError, match="excludes all 1 training problems, and nothing is left to draw"):
+        left_of(games[:1], Excluded(problems=frozenset([key(games[0])])))
     older = Excluded(problems=frozenset([key(Problem("", "Win.", []))]))
     assert [older.has_problem(game) for game in games] == [True, True]
-    assert [use.checkpoint for use in trained_on(family.store, key(games[1]), tmp_path).uses] == [
+    assert [use.checkpoint for use in impact(family.store, key(games[1]), tmp_path).uses] == [
         layout.checkpoint("games", 1)
     ]
 
@@ -175,7 +160,7 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
 
     def trained(problem: str, cache: Path) -> dict[str, int]:
-        uses = trained_on(family.store, problem, cache).uses
+        uses = impact(family.store, problem, cache).uses
         return {use.checkpoint: use.trained for use in uses if use.run in ("d", "e")}
 
     assert trained(key(ONE), tmp_path) == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
@@ -185,10 +170,10 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
         layout.checkpoint("e", 1): 1,
     }
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
-    assert {problem.prompt: problem.trained for problem in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
+    assert {row["prompt"]: row["trained"] for row in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
     family.collect(one)  # gc never does this; done by hand
     assert list(trained(key(ONE), tmp_path / "second").values()) == [1, 1]  # an unreadable exclusion counts as none
-    assert [*trained_on(family.store, key(ONE), tmp_path / "second").unknown] == [one]
+    assert [*impact(family.store, key(ONE), tmp_path / "second").unknown] == [one]
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
@@ -238,18 +223,14 @@ def call(family: Place) -> Call:
 
 
 def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:
-    """`--dry-run` commits nothing; without it the output names the version and its override.
-
-    Ids can come from a file.
-    """
+    """The output names the version and its override. Ids can come from a file."""
     arguments = ["exclude", key(ONE), "--reason", WHY]
-    planned = json.loads(call("--json", *arguments, "--dry-run"))
-    assert (planned["committed"], len(planned["rows"])) == (False, 4)
-    assert not manifests.committed(family.store, planned["version"])
+    made = json.loads(call("--json", *arguments))
+    assert len(made["rows"]) == 4
+    assert manifests.committed(family.store, made["version"])
     printed = call(*arguments)
-    assert f"'problems.exclusions=[{planned['version']}]'" in printed
+    assert f"'problems.exclusions=[{made['version']}]'" in printed
     assert "4 trajectories in 2 data sets; the problem is no longer drawn" in printed
-    assert manifests.committed(family.store, planned["version"])
     (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
     printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY)
     assert printed.startswith("2 trajectories in 1 data set; trained on some of them, and unchanged: 1 checkpoint")
@@ -279,8 +260,8 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     assert set(versions) <= {parent.version for parent in first.parents}
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 1), tmp_path)}
     assert drawn == {row.problem_id for row in rows} - {unwanted}
-    answer = trained_on(store, unwanted, tmp_path)
-    assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("update", 4, 0)]
+    answer = impact(store, unwanted, tmp_path)
+    assert [(use.episodes, use.trained) for use in answer.uses] == [(4, 0)]
     seen = training_data(store, "smoke/latest", tmp_path)
     assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
     assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]

@@ -1,7 +1,6 @@
 """Several files as one problem set: ids stay the same when files are added, and no row is lost silently."""
 
 import bz2
-import codecs
 import gzip
 import json
 import lzma
@@ -29,15 +28,7 @@ NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
 
 PRESET_ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "p", "answer": "#### 1"},
-    "math": {"problem": "p", "answer": "1", "unique_id": "u", "subject": "Algebra", "level": 3, "solution": "long"},
     "areal": {"query_id": "u", "prompt": "p", "task": "math", "solutions": ["1"]},
-    "verifiers": {"example_id": 1, "prompt": [{"role": "user", "content": "p"}], "answer": "1", "question": "p"},
-    "verl": {
-        "data_source": "s",
-        "prompt": [{"role": "user", "content": "p"}],
-        "reward_model": {"ground_truth": "1"},
-        "extra_info": {"index": 1},
-    },
 }
 
 
@@ -64,7 +55,7 @@ def ids(found: ProblemSet) -> list[str]:
 
 
 def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
-    """The history of a problem is kept under its id, so a new file between others changes none of their ids."""
+    """A curriculum knows problems by their ids, so a new file between others changes none of their ids."""
     write(tmp_path / "2026-11-20.jsonl", row("p"), row("q"))
     write(tmp_path / "2026-11-22.jsonl", row("r"))
     before = load(tmp_path / "*.jsonl").problems
@@ -86,13 +77,12 @@ def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
         ("new/[b-z].jsonl", ["b/000001"]), ("*/a.jsonl", ["new/a/000001", "old/a/000001"]),
         ("ne[w]/deep/*/rows*", ["new/deep/c.d/rows.v1/000001"]),
         ("**/rows.v1.jsonl", ["new/deep/c.d/rows.v1/000001"]), ("new/a*", ["a/000001"]),
-        ("sets [v2]/*.jsonl", ["x/000001", "y*/000001", "y1/000001"]), ("sets [v2]/y*.jsonl", ["000001"]),
-        ("sets ?v2]/[x].jsonl", ["sets [v2]/x/000001"]),
+        ("sets/y*.jsonl", ["000001"]),
     ],
 )  # fmt: skip
 def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    """Ids begin with the variable part of the path; folders and hidden files are skipped. What exists is no pattern."""
-    for name in ("sets [v2]/x.jsonl", "sets [v2]/y*.jsonl", "sets [v2]/y1.jsonl", "sets v/x.jsonl"):
+    """Ids begin with the variable part of the path; folders and hidden files are skipped. A file is no pattern."""
+    for name in ("sets/y*.jsonl", "sets/y1.jsonl"):
         write(tmp_path / name, row(name))
     for name in ("new/a.jsonl", "new/.c.jsonl", "new/b.jsonl", "old/a.jsonl", "new/deep/c.d/rows.v1.jsonl"):
         write(tmp_path / name, row(name))
@@ -113,15 +103,10 @@ def test_one_file_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_same_id_in_two_files(tmp_path: Path) -> None:
-    """The same id may occur in two files, such as daily files that count from 1; within one file it is an error."""
+    """The same id may occur in two files, such as daily files that count from 1, and twice in one."""
     write(tmp_path / "a.jsonl", row("p", key="x"))
     write(tmp_path / "b.jsonl", row("q", key="y"), row("r", key="x"), row("s", key="x"))
-    found = load(tmp_path / "*.jsonl", fields=NAMED)
-    assert ids(found) == ["a/x", "b/y", "b/x"]
-    assert found.bad == [BadRow(Where(3, "b.jsonl"), "id 'b/x' is already on line 2 of b.jsonl")]
-    assert str(found.bad[0].where) == "line 3 of b.jsonl"
-    with pytest.raises(ProblemError, match=r"\n  line 3 of b.jsonl: id 'b/x' is already on line 2 of b.jsonl$"):
-        load(tmp_path / "*.jsonl", 0.0, fields=NAMED)
+    assert ids(load(tmp_path / "*.jsonl", fields=NAMED)) == ["a/x", "b/y", "b/x", "b/x~3"]
 
 
 def test_count_is_of_all_files(tmp_path: Path) -> None:
@@ -189,14 +174,12 @@ PACKED = {
     "two members": gzip.compress(TWO[:30]) + gzip.compress(TWO[30:]),
     "bz2": bz2.compress(TWO),
     **{name: pa.compress(TWO, name, asbytes=True) for name in ("zstd", "lz4")},
-    **{name: TWO.decode().encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")},
-    "windows": codecs.BOM_UTF16_BE + TWO.decode().replace("\n", "\r\n").encode("utf-16-be"),
-    "both": gzip.compress(TWO.decode().encode("utf-16")),
+    "mark": TWO.decode().encode("utf-8-sig"),
 }
 
 
 @pytest.mark.parametrize("data", PACKED.values(), ids=PACKED)
-def test_packed_files_and_utf16_are_read(tmp_path: Path, data: bytes) -> None:
+def test_packed_files_are_read(tmp_path: Path, data: bytes) -> None:
     """Their first bytes tell what they are, whatever their names; a bound on lines holds for what is unpacked."""
     (tmp_path / "rows.x").write_bytes(data)
     assert load(tmp_path / "rows.x").problems == [Problem("000001", "p", ["1"]), Problem("000002", "\u00e9", ["1"])]
@@ -213,8 +196,9 @@ def test_packed_files_and_utf16_are_read(tmp_path: Path, data: bytes) -> None:
         (b"PAR1" + bytes(99), "is Parquet, not JSONL"),
         (b"PK\x03\x04" + bytes(99), "is an archive: unpack it"),
         (lzma.compress(TWO), "is an archive: unpack it"),
+        *((TWO.decode().encode(name), "is UTF-16: write it in UTF-8") for name in ("utf-16", "utf-16-le", "utf-16-be")),
+        (gzip.compress(TWO.decode().encode("utf-16")), "is UTF-16"),
     ],
-    ids=["cut", "long line", "array", "array over lines", "packed array", "parquet", "zip", "xz"],
 )
 def test_what_a_file_is_instead_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
     """Not as so many bad lines."""
@@ -248,15 +232,6 @@ def test_a_line_above_the_bound_is_an_error(tmp_path: Path, end: str, remote: bo
     assert ids(load(path, longest_mb=1, count=2)) == ["000001", "000002"]
     with pytest.raises(ProblemError, match="rows.jsonl: line 3 has more than 1 MB, too long for a row"):
         load(path, longest_mb=1)
-
-
-@pytest.mark.timeout(60)
-def test_a_file_without_line_ends_is_not_read_whole(tmp_path: Path) -> None:
-    """A terabyte would fill the memory; reading stops with an error."""
-    with (tmp_path / "rows").open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ProblemError, match="line 1 has more than 1 MB, too long for a row"):
-        load(tmp_path / "rows", longest_mb=1)
 
 
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:

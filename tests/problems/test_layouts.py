@@ -13,7 +13,7 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.problem_set import RowError, Where
-from tasks.problems.rows import as_text, first_messages, solutions
+from tasks.problems.rows import first_messages, solutions
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -55,17 +55,14 @@ def test_verls_rows(tmp_path: Path, kind: str) -> None:
     assert (found.bad, found.left_out) == ([], [BadRow(Where(3), "it is the same as line 1")])
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_an_index_that_counts_within_each_data_set(tmp_path: Path, kind: str) -> None:
+def test_an_index_that_counts_within_each_data_set(tmp_path: Path) -> None:
     """Rows of several data sets, or splits, in one file keep ids of their own; the first one's are as they were."""
     rows = [verl_row(n, f"{n} + {add}", str(n + add)) | {"data_source": name} for name, add in ADDS for n in range(2)]
     again = rows[2] | {"prompt": asked("Another split.")}
-    found = load(tmp_path, [*rows, rows[3], again], kind, preset="verl")
-    assert [each.problem_id for each in found.problems] == ["0", "1", "b/c/0", "b/c/1", "b/c/0~6"]
-    assert (found.bad, found.left_out) == ([], [BadRow(Where(5), "it is the same as line 4")])
-    own = load(tmp_path, [*rows, rows[3], again], kind, fields=VERL)
-    assert [each.problem_id for each in own.problems] == ["0", "1", "b/c/0", "b/c/1"]
-    assert own.bad == [BadRow(Where(6), "id 'b/c/0' is already on line 3")]
+    for mapping in ({"preset": "verl"}, {"fields": VERL}):
+        found = load(tmp_path, [*rows, rows[3], again], **mapping)
+        assert [each.problem_id for each in found.problems] == ["0", "1", "0~3", "1~4", "0~6"]
+        assert (found.bad, found.left_out) == ([], [BadRow(Where(5), "it is the same as line 4")])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -137,26 +134,6 @@ def test_what_is_no_gold_answer(value: Any) -> None:
     """It is a bad row: a person has to say what is meant."""
     with pytest.raises(RowError, match="column 'gold'"):
         solutions({"gold": value}, "gold")
-
-
-def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
-    """Tables store whole numbers as floats as soon as one is missing, and money as decimals."""
-    columns = {
-        "ask": pa.array(["p", "q", "r"]),
-        "gold": pa.array([18.0, None, 7.0]),
-        "price": pa.array([Decimal("1.00"), Decimal("2.00"), Decimal("3.50")]),
-    }
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-
-    def read(gold: str) -> ProblemSet:
-        fields = {"prompt": "ask", "solutions": gold}
-        source = {"kind": "parquet", "path": str(tmp_path / "rows.parquet"), "fields": fields}
-        return load_problems(FileSource.model_validate(source), 0.5)
-
-    assert [problem.solutions for problem in read("gold").problems] == [["18"], ["7"]]
-    assert [row.where.line for row in read("gold").bad] == [2]
-    assert [problem.solutions for problem in read("price").problems] == [["1"], ["2"], ["3.50"]]
-    assert as_text(Decimal("1E+2"), "gold") == "100"
 
 
 def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:

@@ -4,27 +4,26 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import Config, ConfigError, load
-from configs.problems import ArithmeticSource, FileSource, GuessSource, Part, StoredSource
+from configs.problems import FileSource, GuessSource, NamedSource, StoredSource
 from flows.run import check
 from flows.run.configuration import resolve
+from flows.stages import problems as problems_task
 from flows.stages import rollout as rollout_task
 from flows.stages import warm_start as warm_start
 from flows.stages.problems import import_sets
 from storage import layout
-from storage.records import CurriculumEntry, Problem, ProblemHistory
-from storage.version_names import ProblemsVersion
+from storage.records import CurriculumEntry, Problem
 from storage.versions import datasets, manifests
 from tasks.problems import ProblemError
 from tasks.problems.contamination import find_overlaps
 from tasks.problems.generated import generate
-from tasks.problems.mixture import Turns, by_member, load_part, of_member
+from tasks.problems.mixture import Turns, load_source, of_member
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import Pool, draw_from
 from tests.support.begun import begin
@@ -91,13 +90,6 @@ def test_each_member_goes_through_its_problems(sizes: list[int], count: int, see
             assert own == [name for ids in again for name in ids if name.startswith(f"{each.name}/")]
 
 
-def test_members_have_their_shares_in_each_iteration() -> None:
-    """With weights 2, 1 and 1 an iteration of eight problems has four, two and two of them, in turn."""
-    pools = [pool("a", 50, 2), pool("b", 50), pool("c", 50)]
-    for ids in drawn(pools, 8, 5):
-        assert [name[0] for name in ids] == list("abcaabca")
-
-
 def test_what_may_not_be_played_is_replaced_within_its_member() -> None:
     """The other problems of the draw stay the same, and so do the shares."""
     before = drawn([pool("a", 20), pool("b", 20)], 6, 1)[0]
@@ -108,49 +100,31 @@ def test_what_may_not_be_played_is_replaced_within_its_member() -> None:
     assert Counter(name[0] for name in after) == {"a": 3, "b": 3}
 
 
-def test_a_member_with_too_few_problems_leaves_places_empty() -> None:
-    """As a single source does; nobody else's share grows."""
-    problems, spares = draw_from([pool("a", 2), pool("b", 20)], 10, 0, 1)
-    assert Counter(each.source for each in problems) == {"a": 2, "b": 5}
-    assert Counter(each.source for each in spares) == {"b": 15}
-
-
 def mixture(*overrides: str) -> Config:
     return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", *overrides])
 
 
 def test_the_problems_of_a_member_have_its_name() -> None:
     """Their source is the member's name, which also makes ids unique; content and fingerprint of content stay."""
-    part = mixture().problems.trained[0]
-    (first, *_), bad, _ = vars_of(load_part(part, 0, lambda _: "needs", lambda _: []))
-    assert (first.problem_id, first.source, bad) == ("sums/1-4", "sums", [])
+    named = mixture().problems.trained[0]
+    loaded = load_source(named, 0, lambda _: "needs", lambda _: [])
+    first = loaded.problems[0]
+    assert (first.problem_id, first.source, loaded.bad) == ("sums/1-4", "sums", [])
     assert key(first) == key(replace(first, source="arithmetic", problem_id="1-4"))
-    stored = Part(StoredSource(kind="stored", version="problems/01"), "old")
-    assert vars_of(load_part(stored, 0, lambda _: "needs", lambda _: [Problem("1", "2?", ["3"], "x")]))[0] == [
-        Problem("old/1", "2?", ["3"], "old")
-    ]
-
-
-def vars_of(loaded: Any) -> tuple[list[Problem], list[Any], list[Any]]:
-    return loaded.problems, loaded.bad, loaded.left_out
+    stored = NamedSource(StoredSource(kind="stored", version="problems/01"), "old")
+    loaded = load_source(stored, 0, lambda _: "needs", lambda _: [Problem("1", "2?", ["3"], "x")])
+    assert loaded.problems == [Problem("old/1", "2?", ["3"], "old")]
 
 
 def test_errors_of_a_source_name_the_member() -> None:
     """The scorer of a member decides what it needs, and not that of the source that a row names."""
     where = "problems.train[1] (game): "
-    game = Part(GuessSource(kind="guess-number"), "game", where)
+    game = NamedSource(GuessSource(kind="guess-number"), "game", where)
     with pytest.raises(ProblemError, match=r"problems.train\[1\] \(game\): games have no solutions"):
-        load_part(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
+        load_source(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
     gone = game._replace(source=FileSource(kind="jsonl", path="/nowhere.jsonl", preset="gsm8k"))
     with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): /nowhere.jsonl cannot be read"):
-        load_part(gone, 0, lambda _: "ignores", lambda _: [])
-
-
-def test_problems_are_divided_by_member() -> None:
-    config, everything = mixture(), [*problems_of("sums", 2), *problems_of("game", 3)]
-    divided = {part.where: len(own) for part, own in by_member(config.problems, everything)}
-    assert divided == {"problems.train[0] (sums): ": 2, "problems.train[1] (game): ": 3}
-    assert [len(own) for _, own in by_member(load("smoke").problems, everything)] == [5]
+        load_source(gone, 0, lambda _: "ignores", lambda _: [])
 
 
 def test_games_of_both_splits_differ() -> None:
@@ -185,15 +159,6 @@ def test_a_run_imports_and_draws_a_mixture(overrides: list[str], caplog: pytest.
     ]
 
 
-def test_training_problems_of_one_member_in_the_held_out_set_of_another_are_named(
-    overrides: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """They are found across members as within one source."""
-    other = "{name: copy, source: {kind: arithmetic, split: held-out, high: 9, count: 1}}"
-    begin(*overrides, f"problems.train=[{SUMS}, {GAME}, {other}]", "problems.held_out.count=null")
-    assert "1 training problem is also in evaluation sets: copy/" in caplog.text
-
-
 def test_members_may_not_share_ids(overrides: list[str], tmp_path: Path) -> None:
     """The run's own held-out problems have no prefix, so a file of several may be named like a member."""
     folder = tmp_path / "rows"
@@ -215,21 +180,16 @@ def test_the_curriculum_works_within_each_member(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Games that are never won are left out, but games have their share of the draws."""
-
-    def history(store: Any, versions: Any, cache: Any) -> list[ProblemHistory]:
-        games = generate(GuessSource(kind="guess-number", count=5))
-        return [ProblemHistory(key(each), each.problem_id, each.prompt, [], "r", 0, 0, 64, 0, 0) for each in games]
-
-    monkeypatch.setattr("tasks.problems.curriculum.read_history", history)
+    games = generate(GuessSource(kind="guess-number", count=5))
+    monkeypatch.setattr(problems_task, "results", lambda *_, **__: ({key(each): (64, 0) for each in games}, []))
     suspects = "problems.sampling={leave_out_suspects: true}"
-    workspace, *_ = begin(*overrides, suspects)
-    assert "(game): curriculum from the histories of 0 runs: 1 unknown, 5 suspect" in caplog.text
-    assert "(sums): curriculum from the histories of 0 runs: 155 unknown" in caplog.text
+    workspace, (version, _), _ = begin(*overrides, suspects)
+    assert "(game): curriculum from 0 runs: 5 suspect, 1 unknown" in caplog.text
+    assert "(sums): curriculum from 0 runs: 155 unknown" in caplog.text
     rows = datasets.rows(workspace.store, layout.curriculum("smoke"), workspace.cache)
     assert Counter(CurriculumEntry(**row).standing for row in rows) == {"unknown": 156, "suspect": 5}
-    version = ProblemsVersion(manifests.read(workspace.store, layout.curriculum("smoke")).parent_names[0])
-    games = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
-    assert games == ["game/game7"]
+    drawn = [each.problem_id for each in rollout_task._draw(workspace, version, 0)[0] if each.source == "game"]
+    assert drawn == ["game/game7"]
     with pytest.raises(ValueError, match=r"problems.train\[1\] \(game\): problems.sampling leaves out all 5 problems"):
         begin(*overrides, "run.name=other", suspects, "problems.train.1.source.count=5")
 
@@ -249,9 +209,7 @@ def test_each_member_is_tried_before_a_run_begins(overrides: list[str], capsys: 
     ("change", "message"),
     [
         ("agent: {type: opnai}", r"\(game\): agent.type='opnai' is not registered, did you mean 'openai'\?"),
-        ("agent: {type: math-multi-turn, args: {turns: 3}}", r"\(game\): agent.args.turns=3: math-multi-turn takes no"),
         ("agent: {type: math-multi-turn, tools: [calculator]}", r"\(game\): agent.tools: the agent 'math-multi-turn'"),
-        ("agent: {type: openai, tools: [pyton]}", r"\(game\): .*'pyton'"),
         ("environment: {type: guess}", r"\(game\): environment.type='guess' is not registered"),
         ("score: envronment", r"score.type='envronment' is not registered"),
     ],
@@ -262,8 +220,3 @@ def test_what_a_member_names_must_exist(change: str, message: str) -> None:
     member = member.replace("score: environment, score", "score")
     with pytest.raises(ConfigError, match=message):
         resolve("smoke", ["policy={path: p}", f"problems.train=[{SUMS}, {member}]"])
-
-
-def test_a_generated_source_has_no_bad_rows() -> None:
-    loaded = load_part(Part(ArithmeticSource(kind="arithmetic", count=3)), 0.0, lambda _: "needs", lambda _: [])
-    assert [len(each) for each in vars_of(loaded)] == [3, 0, 0]

@@ -102,15 +102,6 @@ def test_share_of_the_replayed(count: int, share: float, common: int, seed: int)
     assert len(chosen) == 60 if exact > 60 else abs(len(chosen) - exact) <= 0.5
 
 
-def test_replay_follows_the_seed() -> None:
-    """The same seed draws the same problems again; another seed draws others."""
-    fresh, old = numbered(10), numbered(1000, 10)
-    assert replayed(fresh, 0.5, old, 1) == replayed(fresh, 0.5, old, 1)
-    assert replayed(fresh, 0.5, old, 1) != replayed(fresh, 0.5, old, 2)
-    assert len(replayed(fresh, 0.5, old, 1)) == 10
-    assert replayed(fresh, 0.0, old, 1) == replayed([], 0.5, old, 1) == replayed(fresh, 0.5, [], 1) == []
-
-
 texts = st.text(st.characters(codec="utf-8"), max_size=5)
 problem_rows = st.builds(
     Problem,

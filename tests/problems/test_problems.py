@@ -105,12 +105,6 @@ def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
     assert second == Problem("000002", "Q", ["7"], "math", "{}")
 
 
-def test_only_metadata_has_several_columns() -> None:
-    """Two columns for one prompt are a mistake, named before anything is read."""
-    with pytest.raises(ValueError, match=r"fields.prompt=\['a', 'b'\]: only metadata has a list"):
-        FileSource(kind="jsonl", path="x", fields={"prompt": ["a", "b"], "solutions": "gold"})
-
-
 def test_areal_rows(tmp_path: Path) -> None:
     """AReaL's math rows are read as they are; rows of other kinds are dropped."""
     row = {"query_id": "q1", "prompt": "P", "task": "math", "solutions": [r"\boxed{1}", "1"]}
@@ -160,14 +154,12 @@ def test_verifiers_rows(tmp_path: Path) -> None:
     """Rows of verifiers' environments keep what their environment needs; an answer may be missing."""
     asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
     row = {"example_id": 0, "prompt": asked, "answer": "3", "info": {"level": 1}, "question": "1 + 2?"}
-    bad = row | {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}
-    result = load_rows(tmp_path, [row, {"example_id": 1, "prompt": "Hi"}, bad], preset="verifiers")
-    kept = {name: row[name] for name in ("example_id", "prompt", "answer", "info")}
+    result = load_rows(tmp_path, [row, {"example_id": 1, "prompt": "Hi"}], preset="verifiers")
+    metadata = json.dumps({"info": {"level": 1}, "prompt_messages": asked})
     assert result.problems == [
-        Problem("0", "Add.\n\n1 + 2?", ["3"], "verifiers", json.dumps({"row": kept})),
-        Problem("1", "Hi", [], "verifiers", '{"row": {"example_id": 1, "prompt": "Hi"}}'),
+        Problem("0", "1 + 2?", ["3"], "verifiers", metadata),
+        Problem("1", "Hi", [], "verifiers"),
     ]
-    assert [each.where.line for each in result.bad] == [3]
 
 
 def test_presets_are_those_of_the_schema() -> None:
@@ -193,7 +185,6 @@ def test_presets_are_those_of_the_schema() -> None:
         ({"key": "x", "ask": " \n", "gold": "1"}, "column 'ask' is blank"),
         ({"key": None, "ask": "Why?", "gold": "1"}, "column 'key' is not text: None"),
         ({"key": "x", "ask": "\ud800", "gold": "1"}, "column 'ask' holds half a surrogate pair"),
-        ({"key": "good", "ask": "Why?", "gold": "1"}, "id 'good' is already on line 1"),
     ],
 )
 def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reason: str) -> None:

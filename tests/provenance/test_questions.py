@@ -3,6 +3,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,14 @@ from configs.score import Reward
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
-from storage.records import Fault, Problem, Status
+from storage.records import Fault, Status
 from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
-from tasks.provenance import questions
-from tasks.provenance.questions import FirstTrained, affected, trained_on, training_data
+from tasks.provenance.questions import FirstTrained, impact, results, training_data
 from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
-from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
+from tests.support.chain_helpers import commit_rows
+from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
 
 A = [layout.checkpoint("a", number) for number in range(4)]
@@ -38,7 +39,7 @@ def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None
     place = Place(any_store, tmp_path / "model")
     place.begin("a")
     place.iterate("a", 0, place.problems(ONE), Played(ONE))
-    assert [use.trained for use in trained_on(any_store, "1", tmp_path / "cache").uses] == [1]
+    assert [use.trained for use in impact(any_store, "1", tmp_path / "cache").uses] == [1]
 
 
 def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
     Later checkpoints of the run, and runs that began from them, are affected from their version 0 on; earlier
     checkpoints are not.
     """
-    answer = trained_on(family.store, key(ONE), tmp_path)
+    answer = impact(family.store, key(ONE), tmp_path)
     assert asdict(answer.problem) == {"key": key(ONE), "problem_ids": ["1"], "prompt": ONE.prompt, "solutions": ["2"]}
     assert [(use.checkpoint, use.iteration, use.episodes, use.trained) for use in answer.uses] == [
         (A[2], 1, 3, 3),
@@ -58,46 +59,28 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
         FirstTrained("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
     ]
     assert (answer.doubtful, answer.unknown) == ([], {})
-    first = [(each.checkpoint, each.checkpoints) for each in trained_on(family.store, "2", tmp_path).first]
+    first = [(each.checkpoint, each.checkpoints) for each in impact(family.store, "2", tmp_path).first]
     assert first == [(A[1], 3), (layout.checkpoint("b", 0), 2), (layout.checkpoint("c", 0), 1)]
 
 
-def test_an_id_of_several_problems_asks_for_the_key(
-    family: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ids may be row numbers; a key or a part of the prompt selects one problem."""
+def test_a_problem_is_named_by_its_id_its_key_or_its_prompt(family: Place, tmp_path: Path) -> None:
+    """Ids may be row numbers: an id of several problems asks for the key. A whole prompt is preferred to a part.
+
+    Otherwise "1 + 1" could not be asked for next to "1 + 11".
+    """
     with pytest.raises(ValueError, match="'1' means 2 different problems: give the key of one") as refused:
-        trained_on(family.store, "1", tmp_path)
+        impact(family.store, "1", tmp_path)
     assert f"{key(ONE)}  1: What is 1 + 1? -> 2" in str(refused.value)
     assert f"{key(OTHER)}  1: What is 5 + 5? -> 10" in str(refused.value)
-    monkeypatch.setattr(questions, "_MOST_CANDIDATES", 1)
-    with pytest.raises(ValueError, match=r"give the key of one\n  \w+  1: .* -> \d+\n  and 1 more$"):
-        trained_on(family.store, "1", tmp_path)
-    for arguments in [{"problem": key(OTHER)}, {"problem": "IS 5", "by_prompt": True}]:
-        answer = trained_on(family.store, cache=tmp_path, **arguments)  # type: ignore[arg-type]
+    for text, by_prompt in ((key(OTHER), False), ("IS 5", True)):
+        answer = impact(family.store, text, tmp_path, by_prompt=by_prompt)
         assert answer.problem.prompt == OTHER.prompt
         assert [use.checkpoint for use in answer.uses] == [layout.checkpoint("b", 1)]
-
-
-@pytest.mark.parametrize(
-    ("text", "by_prompt", "message"),
-    [("3", False, "none of the 3 known problems has '3'"), ("What is", True, "means 3 different problems")],
-)
-def test_an_unknown_problem_is_an_error(
-    family: Place, tmp_path: Path, text: str, by_prompt: bool, message: str
-) -> None:
-    """The message says how many there are."""
-    with pytest.raises(ValueError, match=message):
-        trained_on(family.store, text, tmp_path, by_prompt=by_prompt)
-
-
-def test_a_whole_prompt_is_preferred_to_a_part(place: Place, tmp_path: Path) -> None:
-    """Otherwise "1 + 1" could not be asked for next to "1 + 11"."""
-    longer, again = replace(ONE, problem_id="3", prompt=ONE.prompt + "1"), replace(ONE, problem_id="z")
-    place.problems(ONE, longer)
-    place.problems(again)
-    answer = trained_on(place.store, ONE.prompt, tmp_path, by_prompt=True)
-    assert (answer.problem.problem_ids, answer.uses) == (["1", "z"], [])
+    with pytest.raises(ValueError, match="none of the 3 known problems has '3'"):
+        impact(family.store, "3", tmp_path)
+    family.problems(ONE, replace(ONE, problem_id="3", prompt=ONE.prompt + "1"))
+    family.problems(replace(ONE, problem_id="z"))
+    assert impact(family.store, ONE.prompt, tmp_path, by_prompt=True).problem.problem_ids == ["1", "z"]
 
 
 STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
@@ -119,79 +102,69 @@ def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path
     for lag in range(5):
         config = {"release": 1, "rollout": {"max_head_offpolicyness": lag}}
         place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
-    found = [(use.run, use.episodes, use.trained) for use in trained_on(place.store, "1", tmp_path).uses]
+    found = [(use.run, use.episodes, use.trained) for use in impact(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
     assert (found[0][2], found[4][2]) == (10, 40)
     place.checkpoint(layout.checkpoint("older", 4), [data_set], {"rollout": {"max_head_offpolicyness": 4}})
-    assert [use.trained for use in trained_on(place.store, "1", tmp_path).uses if use.run == "older"] == [48]
+    assert [use.trained for use in impact(place.store, "1", tmp_path).uses if use.run == "older"] == [48]
 
 
-def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp_path: Path) -> None:
-    """Updates that count unknown returns left these trajectories out; older ones and those with a critic did not."""
+def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> None:
+    """Updates leave out unknown returns, unless they have a critic, and failed verdicts. Older ones did not.
+
+    An answer that met a limit was trained on.
+    """
     place.begin("a")
-    data_set, _ = place.play("a", 0, place.problems(ONE), Played(ONE), Played(ONE, status="truncated"))
-    left_out = {"trajectories/unknown_return": 1.0}
-    place.checkpoint(layout.checkpoint("old", 1), [data_set], {})
-    place.checkpoint(layout.checkpoint("critic", 1), [data_set], {"ppo": {"critic": {}}}, left_out)
-    place.checkpoint(layout.checkpoint("group", 1), [data_set], {"ppo": {"critic": None}}, left_out)
-    place.checkpoint(layout.checkpoint("new", 1), [data_set], {"reward": {"unfinished": "least"}}, left_out)
-    uses = trained_on(place.store, "1", tmp_path).uses
-    assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1, "new": 2}
+    place.checkpoint(layout.checkpoint("a", 1), [], {})
+    problem_set, slow = place.problems(ONE), Played(ONE, timeout=f"{LIMIT_MET} 5 s of processor time")
+    cut, _ = place.play("a", 0, problem_set, Played(ONE), Played(ONE, status="truncated"))
+    failed = place.play("a", 1, problem_set, Played(ONE), slow, Played(ONE, timeout="no answer"))
+    unknown_return = {"trajectories/unknown_return": 1.0}
+    updates: dict[str, tuple[list[str], dict[str, Any], dict[str, float]]] = {
+        "old": ([cut], {}, {}),
+        "critic": ([cut], {"ppo": {"critic": {}}}, unknown_return),
+        "group": ([cut], {"ppo": {"critic": None}}, unknown_return),
+        "new": ([cut], {"reward": {"unfinished": "least"}}, unknown_return),
+        "before": ([*failed], {}, {}),
+        "after": ([*failed], {}, {"trajectories/failed_verdict": 1.0}),
+    }
+    for run, (parents, config, metrics) in updates.items():
+        place.checkpoint(layout.checkpoint(run, 1 + (parents != [cut])), parents, config, metrics)
+    uses = impact(place.store, "1", tmp_path).uses
+    assert {use.run: use.trained for use in uses} == {
+        **{"old": 2, "critic": 2, "group": 1, "new": 2},
+        **{"before": 3, "after": 2},
+    }
 
 
-def test_trajectories_that_graders_failed_on_were_not_trained_on(place: Place, tmp_path: Path) -> None:
-    """An update says whether it left any out; an answer that met a limit was trained on."""
-    place.begin("a")
-    slow = Played(ONE, timeout=f"{LIMIT_MET} 5 s of processor time")
-    played = place.play("a", 0, place.problems(ONE), Played(ONE), slow, Played(ONE, timeout="no answer"))
-    for run, left_out in (("before", {}), ("after", {"trajectories/failed_verdict": 1.0})):
-        place.checkpoint(layout.checkpoint(run, 1), [*played], {}, left_out)
-    uses = trained_on(place.store, "1", tmp_path).uses
-    assert {use.run: use.trained for use in uses} == {"before": 3, "after": 2}
-
-
-@pytest.mark.parametrize("members", [False, True])
-def test_a_warm_start_is_training_too(place: Place, tmp_path: Path, members: bool) -> None:
-    """An older program's warm start trained on the problems of its generators, with exactly their answers."""
-    source: dict[str, object] = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
-    mixture = [{"name": "game", "source": {"kind": "guess-number"}}, {"name": "sums", "source": source}]
-    config = {"policy": {"warm_start": {"teaches": None}}, "problems": {"train": mixture if members else source}}
-    place.begin("w", config=config)
+def test_a_warm_start_of_an_older_program_is_doubtful(place: Place, tmp_path: Path) -> None:
+    """It trained on generated problems, which are not stored: no checkpoint after it is called free of a problem."""
+    place.begin("w", config={"policy": {"warm_start": {"teaches": None}}})
     place.begin("x", config={"policy": {"path": "elsewhere"}})
-    taught = Problem("mine", "What is 1 + 2?", ["3"])
-    place.problems(taught, ONE, replace(ONE, problem_id="wrong", prompt="What is 2 + 3?", solutions=["7"]))
-    (use,) = trained_on(place.store, "mine", tmp_path).uses
-    assert (use.checkpoint, use.how, use.has_trained) == (layout.checkpoint("w", 0), "warm start", True)
-    assert trained_on(place.store, "wrong", tmp_path).uses == []
-    assert training_data(place.store, layout.checkpoint("w", 0), tmp_path).began == [
-        f"{layout.checkpoint('w', 0)}: warm start"
-    ]
-    assert training_data(place.store, layout.checkpoint("x", 0), tmp_path).began == [
-        f"{layout.checkpoint('x', 0)}: elsewhere"
-    ]
+    place.problems(ONE)
+    answer, first = impact(place.store, "1", tmp_path), layout.checkpoint("w", 0)
+    assert (answer.doubtful, answer.unknown) == ([first], {first: "an older program taught it generated problems"})
+    began = [training_data(place.store, layout.checkpoint(run, 0), tmp_path).began for run in ("w", "x")]
+    assert began == [[f"{first}: warm start"], [f"{layout.checkpoint('x', 0)}: elsewhere"]]
 
 
 def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     """An update with collected data, and all after it, are doubtful, unless its problem sets lack the problem."""
     gone = layout.trajectories("a", 1)
     family.collect(gone)
-    answer = trained_on(family.store, key(ONE), tmp_path)
+    answer = impact(family.store, key(ONE), tmp_path)
     assert answer.unknown == {gone: "its data were collected by gc"}
     assert answer.doubtful == [A[2], A[3], layout.checkpoint("c", 0)]
     assert answer.first == []
-    assert trained_on(family.store, key(OTHER), tmp_path).unknown == {}
+    assert impact(family.store, key(OTHER), tmp_path).unknown == {}
     seen = training_data(family.store, A[3], tmp_path)
     assert [*seen.unknown] == [gone]
     assert (seen.updates, seen.trajectories) == (3, 4)
-
-
-def test_a_doubtful_checkpoint_is_not_called_clean(family: Place, tmp_path: Path) -> None:
-    """A checkpoint after an unknown update, or without weights, is not called clean."""
     family.collect(layout.trajectories("a", 0))
-    (first, *_) = trained_on(family.store, key(ONE), tmp_path).first
-    assert (first.checkpoint, first.clean) == (A[2], A[0])
-    family.collect(A[0])
-    (first, *_) = trained_on(family.store, key(ONE), tmp_path).first
+    (first, *_) = impact(family.store, key(TWO), tmp_path).first
+    assert (first.checkpoint, first.clean) == (A[3], A[0])  # no doubtful one is called clean
+    family.collect(A[0])  # and none without weights
+    (first, *_) = impact(family.store, key(TWO), tmp_path).first
     assert first.clean == ""
 
 
@@ -210,7 +183,7 @@ def test_damage_is_reported_and_skipped(
     """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage."""
     damaged = victim(family.store)
     family.store.write(damaged, b"x" * family.store.size(damaged))
-    answer = trained_on(family.store, key(ONE), tmp_path)
+    answer = impact(family.store, key(ONE), tmp_path)
     (found,) = answer.unknown
     assert found == unknown
     assert answer.unknown[found]
@@ -225,14 +198,16 @@ def test_what_a_checkpoint_was_trained_on(family: Place, tmp_path: Path) -> None
     assert seen.lineage == [layout.checkpoint("b", 1), layout.checkpoint("b", 0), A[1], A[0]]
     assert (seen.updates, seen.trajectories, seen.trained, seen.tokens) == (2, 4, 4, 2 + 4 + 2 + 2)
     assert seen.problem_sets == sorted([family.problems(ONE, TWO), family.problems(OTHER)])
-    rows = [(row.prompt, row.episodes, row.updates, row.first) for row in seen.problems]
+    rows = [(row["prompt"], row["episodes"], row["updates"], row["first"]) for row in seen.problems]
     assert rows == [(OTHER.prompt, 2, 1, "b/000000"), (TWO.prompt, 2, 1, "a/000000")]
     assert seen == training_data(family.store, family.store.uri(layout.checkpoint("b", 1)), tmp_path)
 
     seen = training_data(family.store, layout.checkpoint("c", 0), tmp_path)
-    two, one = sorted(seen.problems, key=lambda row: row.prompt, reverse=True)
-    assert (two.episodes, two.trained, two.updates, two.first, two.last) == (4, 4, 3, "a/000000", "a/000002")
-    assert (one.episodes, one.trained, one.updates, one.first, one.last) == (4, 3, 1, "a/000001", "a/000002")
+    names = ("episodes", "trained", "updates", "first", "last")
+    assert {row["prompt"]: tuple(row[name] for name in names) for row in seen.problems} == {
+        TWO.prompt: (4, 4, 3, "a/000000", "a/000002"),
+        ONE.prompt: (4, 3, 1, "a/000001", "a/000002"),
+    }
     with pytest.raises(StorageError, match="is a trajectories version, not a checkpoint: name a checkpoint"):
         training_data(family.store, layout.trajectories("a", 0), tmp_path)
 
@@ -244,47 +219,56 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
     family.evaluate(A[0], "held-out", family.problems(OTHER))
     aliases.move(family.store, "champion", A[3], None)
     aliases.move(family.store, "before", A[1], None)
-    answer = affected(family.store, key(ONE), tmp_path)
-    assert [(row.trajectory_id, row.outcome, row.trained) for row in answer.trajectories] == [
+    answer = impact(family.store, key(ONE), tmp_path)
+    assert [(row["trajectory_id"], row["outcome"], row["trained"]) for row in answer.trajectories] == [
         ("a/000001/1/0", "right", [A[2]]),
         ("a/000001/1/1", "right", [A[2]]),
         ("a/000001/1/2", "wrong", [A[2]]),
         ("a/000002/1/0", "right", []),
         ("b/000001/1/0", "right", []),
     ]
-    assert [(evaluation.version, evaluation.name) for evaluation in answer.evaluations] == [(exam, "hard")]
+    assert [(each["version"], each["name"]) for each in answer.evaluations] == [(exam, "hard")]
     assert answer.problem_sets == sorted([family.problems(ONE, TWO), family.problems(ONE)])
     assert answer.checkpoints == [A[2], A[3], layout.checkpoint("c", 0)]
     assert answer.aliases == {"champion": A[3]}
 
     family.collect(layout.scores("a", 1, "5c0e"))
-    answer = affected(family.store, key(ONE), tmp_path)
-    assert [row.outcome for row in answer.trajectories] == [*["unscored"] * 3, "right", "right"]
+    answer = impact(family.store, key(ONE), tmp_path)
+    assert [row["outcome"] for row in answer.trajectories] == [*["unscored"] * 3, "right", "right"]
     assert [*answer.unknown] == [layout.scores("a", 1, "5c0e")]
 
 
-@pytest.fixture
-def call(family: Place) -> Call:
-    return caller(family.store)
+def test_how_often_problems_were_solved(family: Place, tmp_path: Path) -> None:
+    """The newest whole iterations count, of all runs but one, and the newest checkpoint of each is named.
+
+    An episode that the policy ended is not solved; other failures, and data sets without scores, say nothing.
+    """
+    ended, broken = (Played(ONE, [0.0], "failed", fault="policy"), Played(ONE, status="failed", fault="set-up"))
+    family.play("c", 0, family.problems(ONE), Played(ONE), Played(ONE, [0.0, 0.0]), ended, broken)
+    commit_rows(family.store, layout.trajectories("c", 1), "trajectories", [make_trajectory("t", [[7]])], [])
+    one, two, other = map(key, (ONE, TWO, OTHER))
+    counts, newest = results(family.store, tmp_path, leave_out="", most=64)
+    assert counts == {one: (7, 4), two: (4, 3), other: (2, 1)}
+    assert newest == [A[3], layout.checkpoint("b", 1), layout.checkpoint("c", 0)]
+    assert results(family.store, tmp_path, leave_out="", most=2)[0] == {one: (3, 1), two: (2, 2), other: (2, 1)}
+    assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {one: (3, 1), other: (2, 1)}
 
 
-def test_json_has_unknown_versions_as_a_list(family: Place, call: Call) -> None:
-    """Each has a reason; trajectories have the run and iteration of their data set."""
-    family.collect(scores := layout.scores("a", 1, "5c0e"))
-    answer = json.loads(call("--json", "impact", key(ONE)))
-    assert answer["unknown"] == [{"version": scores, "why": "its data were collected by gc"}]
-    assert {(row["run"], row["iteration"]) for row in answer["trajectories"]} == {("a", 1), ("a", 2)}
-
-
-def test_commands_answer_people_and_scripts(call: Call) -> None:
-    """The commands answer the same questions; tables are cut, JSON is complete."""
-    assert f"{A[2]}   update   runs/a/trajectories/000001   3          3" in call("trained-on", key(ONE))
-    assert json.loads(call("--json", "trained-on", key(ONE)))["uses"][0]["checkpoint"] == A[2]
-    assert "… and 1 more: -n 2, or --json" in call("training-data", A[3], "-n", "1")
+def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are cut, JSON is complete: there unknown versions have reasons, and trajectories run and iteration."""
+    call = caller(family.store)
     printed = call("impact", "--prompt", "1 + 1")
+    assert f"{A[2]}   runs/a/trajectories/000001   3          3" in printed
     assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed
     assert "policy.path=" in printed
+    monkeypatch.setattr("tasks.provenance.__main__._MOST_ROWS", 1)
+    assert "… and 1 more: --json" in call("training-data", A[3])
     assert "means 2 different problems" in call("impact", "1", status=1)
     assert "was never committed" in call("training-data", "nobody", status=1)
     assert "the following arguments are required: CHECKPOINT" in call("training-data", status=2)
+    family.collect(scores := layout.scores("a", 1, "5c0e"))
+    answer = json.loads(call("--json", "impact", key(ONE)))
+    assert answer["uses"][0]["checkpoint"] == A[2]
+    assert answer["unknown"] == [{"version": scores, "why": "its data were collected by gc"}]
+    assert {(row["run"], row["iteration"]) for row in answer["trajectories"]} == {("a", 1), ("a", 2)}

@@ -1,6 +1,5 @@
 """Retraining in operation: a real Prefect server, a worker, a schedule, and a machine that loses power."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from storage.logs.nights import Nights
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from tasks.retrain.commands import explain
-from tests.retrain.test_retrain import PROMOTE, Place
+from tests.retrain.test_retrain import PROMOTE, Place, lines_of
 from tests.support.paths import ROOT
 from tests.support.prefect_services import PrefectServer, Worker
 from tests.support.soak import scaled
@@ -70,13 +69,12 @@ def run_states(server: PrefectServer) -> list[str | None]:
 def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: list[str], tmp_path: Path) -> None:
     """Every night ends exactly once and in order, with new problems, a schedule and one power failure."""
     config = load("smoke", [*overrides, "run.name=nightly"])
-    store, incoming = Store(config.storage.root), tmp_path / "incoming"
+    store = Store(config.storage.root)
     log = Nights(store, "nightly")
 
     def arrive(file: str, numbers: range) -> None:
-        lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50}) for n in numbers]
-        (tmp_path / file).write_text("\n".join(lines) + "\n")
-        (tmp_path / file).rename(incoming / file)  # another test covers files that are still being written
+        (tmp_path / file).write_text(lines_of(numbers))
+        (tmp_path / file).rename(tmp_path / "incoming" / file)  # another test covers files that are being written
 
     def ended(count: int) -> bool:
         return sum(record.end is not None for record in log.read()) >= count
@@ -113,7 +111,7 @@ def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: l
     nights = [layout.checkpoint(f"nightly-{number:04d}", 1) for number in range(1, NIGHTS + 1)]
     champions = [move.version for move in aliases.history(store, "champion")]
     assert champions == [layout.checkpoint("nightly-0001", 0), *nights]
-    assert explain(config).startswith(f"night {NIGHTS}: promoted")
+    assert explain(config).startswith(f"# Night {NIGHTS}: promoted")
     with server.client() as client:
         artifacts = client.read_artifacts()
     assert {"night", "nights"} <= {artifact.key for artifact in artifacts}

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from storage.records import Fault
-from tasks.evaluate.summary import fault_rows
 from tasks.rollout.outcomes import FaultAlarm, Tally, counts_of
 from tasks.score.scorers import SuccessRule
 from tests.support.train_helpers import make_trajectory
@@ -45,12 +44,3 @@ def test_an_alarm_for_each_doubling() -> None:
     assert [len(alarm.raised_by({"faults": {"set-up": share}})) for share in (0.04, 0.06, 0.09, 0.11, 1.0, 1.0)] == [
         0, 1, 0, 1, 1, 0,
     ]  # fmt: skip
-
-
-def test_the_report_shows_them() -> None:
-    """Without such episodes there is no table; iterations of older programs counted none."""
-    training = [{"faults/policy": 0.1}, {}, {"faults/policy": 0.5, "faults/set-up": 0.25}]
-    policy, set_up = fault_rows({"training": training})
-    assert list(policy.values()) == ["policy", "0.100", "0.500", "0.200", "0.500", "2"]
-    assert list(set_up.values()) == ["set-up", "0.000", "0.250", "0.083", "0.250", "2"]
-    assert fault_rows({"training": [{}, {}]}) == []

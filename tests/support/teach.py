@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-from tasks.problems.generated import expression, generate
+from tasks.problems.generated import generate
 from tests.support.tiny_tokenizer import build_tokenizer, taught_texts
 
 LR = 1e-3
@@ -256,7 +256,10 @@ def two_turn(
 def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
     """Encode the prompt, a call of the calculator, its result and the right answer. The result is not in the loss."""
     solution = problem.solutions[0]
-    function = {"name": "calculator", "arguments": {"expression": expression(problem.prompt)}}
+    function = {
+        "name": "calculator",
+        "arguments": {"expression": problem.prompt.removeprefix("What is ").removesuffix("?")},
+    }
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
     messages = [_user(problem.prompt), call, {"role": "tool", "content": solution}, _answer(solution)]
     return _example(tokenizer, messages, [1, 3], CALCULATOR)
