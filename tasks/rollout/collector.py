@@ -6,13 +6,11 @@ import ctypes
 import itertools
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from storage.records import Trajectory
-from storage.telemetry.metrics import PLAYING
-from tasks.agents.interface import EpisodeSpec
 from tasks.rollout.conversation import Conversation, cancel
 from tasks.rollout.guards import guarded
 from tasks.rollout.plan import Group
@@ -30,7 +28,8 @@ async def collect(
     """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread.
 
     A group is taken from `groups` when there are slots for `together` of its episodes; the others begin one by one.
-    The next group is taken when each episode of this one has begun.
+    The next group is taken when each episode of this one has begun. All requests of a group go to the replica that had
+    the fewest groups.
 
     An `InferenceError` (the engine refuses a request or serves another version) ends the rollout. Any other error in
     an episode becomes a failed trajectory with its reason.
@@ -41,25 +40,21 @@ async def collect(
     before, collecting = asyncio.all_tasks(), asyncio.current_task()
     assert collecting
 
-    async def play_group(group: Group, begin: asyncio.Semaphore) -> None:
-        """Play all episodes of a group on the replica with the fewest groups.
-
-        Each acquires `begin` before, and gives back its slot of the rollout at its end.
-        """
+    async def begin(group: Group, playing: asyncio.TaskGroup) -> None:
+        """Begin the episodes of a group, the first of them in slots that are taken already."""
         replica, own = loads.index(min(loads)), player.members.get(group.problem.source, player)
         loads[replica] += 1
-        turns = TurnBatcher(len(group.prompts), own, replica)
+        turns, episodes = TurnBatcher(len(group.prompts), own, replica), list[asyncio.Task[list[Trajectory]]]()
+        for place, prompt in enumerate(group.prompts):
+            if place >= together:
+                await slots.acquire()
+            played = Conversation(prompt, turns, own).play(trained=group.plan.selecting)
+            episodes.append(playing.create_task(played, name=prompt.record.trajectory_id))
+            episodes[-1].add_done_callback(lambda _: slots.release())
+        playing.create_task(finish(group, replica, episodes), name=f"group {group.problem.problem_id}")
 
-        async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
-            await begin.acquire()
-            try:
-                with PLAYING.track_inprogress():
-                    return await Conversation(prompt, turns, own).play(trained=group.plan.selecting)
-            finally:
-                slots.release()
-
-        # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
-        episodes = [asyncio.create_task(play_episode(each), name=each.record.trajectory_id) for each in group.prompts]
+    async def finish(group: Group, replica: int, episodes: Sequence[asyncio.Task[list[Trajectory]]]) -> None:
+        """Await the episodes of a group, and pass them on."""
         try:
             trajectories = list(itertools.chain(*await asyncio.gather(*episodes)))
             await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
@@ -75,20 +70,20 @@ async def collect(
         with guarded(player.settings.episode_deadline_s):
             async with asyncio.TaskGroup() as playing:
                 while True:
-                    for _ in range(together):
-                        await slots.acquire()
+                    await _acquire(slots, together)
                     if not (group := await anext(groups, None)):
                         break
-                    group_slots = asyncio.Semaphore(together)
-                    playing.create_task(play_group(group, group_slots), name=f"group {group.problem.problem_id}")
-                    for _ in group.prompts[together:]:
-                        await slots.acquire()
-                        group_slots.release()
+                    await begin(group, playing)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
         await _end_tasks(before)
         writer.shutdown()
+
+
+async def _acquire(slots: asyncio.Semaphore, count: int) -> None:
+    for _ in range(count):
+        await slots.acquire()
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from storage import interrupts
 from storage.records import Problem, Status, Trajectory, pack_experts, unpack_experts
+from storage.telemetry.metrics import PLAYING
 from tasks.agents.episode import Episode
 from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import EpisodeSpec, QueueAgent
@@ -65,7 +66,8 @@ class Conversation:
         began, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self._player.settings.episode_deadline_s) as deadline:
-                rows = await self._await_agent(deadline)
+                with PLAYING.track_inprogress():
+                    rows = await self._await_agent(deadline)
             rows = rows or [self._salvage("rejected", "the agent returned no trajectory")]
         except InferenceError:
             raise

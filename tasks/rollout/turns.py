@@ -82,10 +82,10 @@ class TurnBatcher:
         loop = asyncio.get_running_loop()
         pending = _Pending(observation, seed, loop.create_future())
         _, _, gconfig = observation
+        self._waiting.append(pending)
         if gconfig.max_new_tokens > LONGEST_TOGETHER:
-            self._send([pending])
+            self._send_waiting()
         else:
-            self._waiting.append(pending)
             self._patience = self._patience or loop.call_later(PATIENCE_S, self._send_waiting)
         self.leave()
         try:
@@ -110,10 +110,6 @@ class TurnBatcher:
         if self._patience:
             self._patience.cancel()
         self._patience, waiting, self._waiting = None, self._waiting, []
-        self._send(waiting)
-
-    def _send(self, waiting: Sequence[_Pending]) -> None:
-        """Begin a request for all equal observations, or few."""
         batches: dict[tuple[tuple[int, ...], GenerationConfig], list[_Pending]] = defaultdict(list)
         for pending in sorted(waiting, key=lambda pending: pending.seed):  # whatever the order in which they came
             _, token_ids, gconfig = pending.observation

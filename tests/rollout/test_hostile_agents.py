@@ -152,7 +152,7 @@ def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, ve
     assert "(test_hostile_agents.py:" in reason  # the line in the user's own code
 
 
-@pytest.mark.parametrize("coroutine", ["play_episode", "play_group"])
+@pytest.mark.parametrize("coroutine", ["Conversation.play", "collect.<locals>.finish"])
 def test_cancelling_the_rollouts_own_tasks_ends_it_with_an_error(
     chat: Chat, verifier: Verifier, coroutine: str
 ) -> None:
