@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MIXTURE = "mixture of experts"
 """The option whose policy is one."""
-FEW = ["early stop", "everything", "autocast", MIXTURE, "adapter", "gspo", "dpo", "echo"]
+FEW = ["early stop", "everything", "autocast", MIXTURE, "adapter", "dpo", "echo"]
 """Options of the short test; the long one has all."""
 ADAPTED = {"adapter"}
 """Options with which only an adapter is trained."""
