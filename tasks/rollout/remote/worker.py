@@ -6,12 +6,13 @@ another process connects it (`tasks.cluster` uses Ray). An error of a method end
 
 import asyncio
 import functools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
@@ -22,9 +23,11 @@ from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Change, Stoppable, run_loop
-from tasks.rollout.remote.interface import Destination, GroupOrder
+from tasks.rollout.remote.interface import Destination, GroupOrder, T
 from tasks.rollout.workers import LocalWorker
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 """Longest time until `lacking` answers."""
@@ -68,13 +71,13 @@ class Worker:
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Serve a policy; the groups that are played go on."""
-        await asyncio.get_running_loop().run_in_executor(self._serving, self._local.serve, policy)
+        await self._within(self._serving, self._local.serve, policy)
 
     async def begin(self, rollout: int, plan: RolloutPlan) -> None:
         """Play the groups of a rollout until its `end`; a policy is served."""
         played = self._rollouts[rollout] = PlayedRollout(plan, self._problems, self._changed.note)
         playing = played.play(self._local)
-        await asyncio.get_running_loop().run_in_executor(self._playing, run_loop, playing)
+        await self._within(self._playing, run_loop, playing)
 
     async def lacking(self) -> dict[int, int]:
         """Return the rollouts that could begin another group, each with the number of groups that it has got.
@@ -94,7 +97,7 @@ class Worker:
         """Upload a shard with the trajectories of finished groups, which are kept no longer."""
         take = self._rollouts[rollout].take
         rows = [replace(row, iteration=to.iteration) for number in numbers for row in take(number)]
-        return await asyncio.get_running_loop().run_in_executor(self._storing, self._upload, rows, to)
+        return await self._within(self._storing, self._upload, rows, to)
 
     async def end(self, rollout: int) -> None:
         """Forget a rollout; its groups that still run are cancelled."""
@@ -104,6 +107,14 @@ class Worker:
     async def score(self, order: ShardOrder) -> ScoredShard:
         """Fetch a shard of trajectories, and grade it."""
         return await asyncio.to_thread(score_shard, self._store, self._local.cache, self._local.verifier, order)
+
+    async def _within(self, threads: ThreadPoolExecutor, step: Callable[..., T], *arguments: Any) -> T:
+        """Do something in a thread. Its error goes into the log of this process, too."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, step, *arguments)
+        except Exception:
+            logger.exception("the worker ends")
+            raise
 
     def _upload(self, rows: list[Trajectory], to: Destination) -> File:
         """Upload a shard into a folder of its own, under a name that no other shard of the version has.
