@@ -19,7 +19,8 @@ from configs.knobs import Temperature
 from configs.models import Role
 from storage.records import Annotation, VerdictName
 from tasks.score.plain_text import in_ascii
-from tasks.score.verdict import Answer, ScorerContext, Verdict, storable
+from tasks.score.verdict import Answer, Verdict, storable
+from tasks.score.verifier import ScorerContext
 from tasks.thoughts import split, without_thoughts
 
 PROMPT = Path(__file__).with_name("judge.jinja").read_text("utf-8")

@@ -23,7 +23,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tasks.problems.problem_set import HIDDEN_TESTS
-from tasks.score.verdict import Answer, ProgramError, RunProgram, ScorerContext, Verdict, storable
+from tasks.score.verdict import Answer, ProgramError, RunProgram, Verdict, storable
+from tasks.score.verifier import ScorerContext
 from tasks.thoughts import TAG, split
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.sandbox import Sandboxes

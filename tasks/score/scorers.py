@@ -35,12 +35,11 @@ from tasks.score.verdict import (
     Answer,
     RunProgram,
     Scorer,
-    ScorerContext,
     Verdict,
     checked,
     storable,
 )
-from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
+from tasks.score.verifier import MEMORY_MB, ScorerContext, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 
 NO_MODELS: Mapping[Role, str] = {}

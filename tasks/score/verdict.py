@@ -3,14 +3,10 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from configs.models import Role
 from storage.records import Annotation, VerdictName
 from tasks.thoughts import split
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verifier
 
 RunProgram = Callable[[str, str], str]
 """Runs a Python program with a text as its input, in a sandbox. Many threads may call it at the same time.
@@ -83,16 +79,6 @@ class Verdict:
 
 class ProgramError(Exception):
     """A program failed or met a limit; the message says how."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScorerContext:
-    """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
-
-    verifier: "Verifier"
-    run_program: RunProgram
-    annotations: Mapping[Role, Annotations] = field(default_factory=dict)
-    """What models beside the policy said, by role."""
 
 
 class Scorer(Protocol):

@@ -37,6 +37,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
+from configs.models import Role
 from storage import interrupts
 from storage.processes.child import for_pools
 from storage.processes.limits import OUT_OF_TIME
@@ -44,7 +45,7 @@ from storage.records import VerdictName
 from storage.telemetry.metrics import VERIFIER
 from tasks.registry import CodeChangedError, files_of
 from tasks.score import worker
-from tasks.score.verdict import LIMIT_MET, Answer, Verdict
+from tasks.score.verdict import LIMIT_MET, Annotations, Answer, RunProgram, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -280,3 +281,13 @@ class Verifier(AbstractContextManager["Verifier"]):
 def _end(pool: ProcessPool) -> None:
     pool.stop()  # type: ignore[no-untyped-call]
     pool.join()
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerContext:
+    """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
+
+    verifier: Verifier
+    run_program: RunProgram
+    annotations: Mapping[Role, Annotations] = field(default_factory=dict)
+    """What models beside the policy said, by role."""

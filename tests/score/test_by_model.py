@@ -12,7 +12,8 @@ from storage.records import Annotation
 from tasks.score.by_model import JudgeScorer, RewardModelScorer, messages_of
 from tasks.score.scorers import check_scorers
 from tasks.score.scoring import scorer_fingerprint
-from tasks.score.verdict import Answer, ScorerContext, Verdict
+from tasks.score.verdict import Answer, Verdict
+from tasks.score.verifier import ScorerContext
 
 
 def answer(*texts: str, turn: int | None = None, **columns: Any) -> Answer:

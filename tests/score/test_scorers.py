@@ -22,8 +22,8 @@ from tasks import registry
 from tasks.rollout.workers import LocalWorker
 from tasks.score.scorers import MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
-from tasks.score.verdict import Answer, ScorerContext, Verdict
-from tasks.score.verifier import Verifier, VerifierBrokenError
+from tasks.score.verdict import Answer, Verdict
+from tasks.score.verifier import ScorerContext, Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
 
 OWN = "tests.support.own_scorers"

@@ -6,12 +6,9 @@ Several rollouts may be played at the same time, such as a stream and an evaluat
 """
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from storage.errors import StorageError
-from storage.version_names import PolicyVersion
-from storage.versions.manifests import Kind
 from tasks.inference.api import InferenceError
 
 if TYPE_CHECKING:
@@ -19,26 +16,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class GroupOrder:
-    """A group to play: its number, and the name, iteration and policy of its plan (`RolloutPlan`)."""
-
-    number: int
-    problem_id: str
-    name: str
-    iteration: int
-    policy: PolicyVersion
-
-
-@dataclass(frozen=True)
-class Destination:
-    """The version in which a worker stores trajectories. The flow commits it, with the files of all workers."""
-
-    version: str
-    kind: Kind
-    iteration: int
 
 
 class RemoteWorker(Protocol):

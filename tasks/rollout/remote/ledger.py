@@ -14,7 +14,8 @@ from storage.versions.manifests import File
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import OpenDataSet, SharedGroups
-from tasks.rollout.remote.interface import Destination, GroupOrder, RemoteWorker
+from tasks.rollout.remote.interface import RemoteWorker
+from tasks.rollout.remote.worker import Destination, GroupOrder
 
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""

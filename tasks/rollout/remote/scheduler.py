@@ -27,9 +27,9 @@ from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import Change, SharedGroups
-from tasks.rollout.remote.interface import GroupOrder, RemoteWorker, T, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.interface import RemoteWorker, T, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.ledger import Attended, Load, SharedRollout, StoreOrder
-from tasks.rollout.remote.worker import Worker
+from tasks.rollout.remote.worker import GroupOrder, Worker
 from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0

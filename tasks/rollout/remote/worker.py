@@ -11,23 +11,45 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
 
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
 from storage.version_names import PolicyVersion
 from storage.versions.datasets import write_parquet
 from storage.versions.drafts import Draft
-from storage.versions.manifests import File
+from storage.versions.manifests import File, Kind
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.play import Change, Stoppable, run_loop
-from tasks.rollout.remote.interface import Destination, GroupOrder, T
 from tasks.rollout.workers import LocalWorker
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """A group to play: its number, and the name, iteration and policy of its plan (`RolloutPlan`)."""
+
+    number: int
+    problem_id: str
+    name: str
+    iteration: int
+    policy: PolicyVersion
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The version in which a worker stores trajectories. The flow commits it, with the files of all workers."""
+
+    version: str
+    kind: Kind
+    iteration: int
+
 
 BEAT_S = 2.0
 """Longest time until `lacking` answers."""
