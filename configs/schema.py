@@ -49,13 +49,6 @@ class Run(Knobs):
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 
 
-class Cost(Knobs):
-    """The price of a run, for the page of `python -m flows.watch`."""
-
-    per_hour: PositiveFloat | None = None
-    """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""
-
-
 class Monitoring(Knobs):
     """Numbers that a running flow shows; OpenTelemetry's standard variables export spans. No knob changes a result."""
 
@@ -91,7 +84,6 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
-    cost: Cost = Cost()
     tracking: list[str] = []
     """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
     monitoring: Monitoring = Monitoring()

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     "score.max_failure_share",
-    *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *("storage.", "tracking", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
     *WHERE_MODELS_ARE,
     *("train.parallel", "train.on_cluster", "train.timeout_s"),
     *("train.startup_timeout_s", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),

@@ -85,7 +85,6 @@ def test_an_override_of_a_section_or_a_beginning_replaces_the_others() -> None:
         ("rollout={success_rate_lb: 0.9, success_rate_ub: 0.1}", "every group would be rejected"),
         ("cluster.workers_per_node=2 inference.urls=['http://a:1']", r"names only 1 server\(s\)"),
         ("cluster.address=auto inference.urls=['http://a:1']", "leave one of the two out"),
-        ("rollout.max_head_offpolicyness=1 run.overlap=true inference.swap=restart", "restart loses them"),
         ("rollout.max_head_offpolicyness=1 algorithm.objective=recomputed", "right on-policy only"),
     ],
 )
