@@ -44,7 +44,7 @@ class Run(Knobs):
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     accept_code: bool = False
     """Continue the run although agents, environments, tools or scorers of your own have changed since it was last
-    played (`tasks/registry.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
+    played (`tasks/registry.py` says what counts). Data sets and checkpoints name the files."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
 

@@ -69,13 +69,8 @@ from pathlib import Path
 Path({ran!r}).write_text("")
 """
 UNSAFE: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "config.json",
-        {"_attn_implementation": "somebody/kernel"},
-        r"config.json says _attn_implementation='somebody/ker",
-    ),
+    ("config.json", {"experts_implementation": "deepgemm"}, "config.json says experts_implementation='deepgemm'"),
     ("config.json", {"attn_implementation": "flash_attention_2"}, "remove the key, or give one of eager, sdpa"),
-    ("config.json", {"experts_implementation": "deepgemm"}, "says experts_implementation='deepgemm'"),
     ("config.json", {"quantization_config": {"quant_method": "unheard-of"}}, "quantised weights cannot be trained"),
     ("config.json", {"transformers_weights": "other.safetensors"}, "says transformers_weights='other.safetensors'"),
     ("config.json", {"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "says speculators_config="),
