@@ -59,8 +59,6 @@ FLAGS = {"policy.fork": "demo@50", "policy.lora.rank": 16}
         ),
         ("retrain --print-config run.seed=7", {"run.name": "nightly", "run.seed": 7}),
         ("math_mt_ppo smoke --print-config --root=/r/é😀", ROOTS),
-        ("math_mt_ppo smoke --print-config storage.root=/r/é😀", ROOTS),
-        ("audit_trajectories --print-config --root=/r/é😀", ROOTS),
         ("audit_trajectories --print-config storage.root='/r/é😀'", ROOTS),
         ("math_mt_ppo --fork demo@50 smoke policy.lora={} --print-config", FLAGS),
     ],

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
-import psutil
 import pytest
 
 from storage import layout
@@ -18,7 +17,6 @@ from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, RANKS, Point, no_process_left, start
 from tests.support.paths import ROOT
-from tests.support.sandbox_helpers import wait_gone
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
@@ -115,14 +113,6 @@ def test_it_ends_when_its_output_is_not_read() -> None:
         assert stream
         stream.close()
     assert job.wait(60) == 130
-
-
-def test_children_end_with_the_time_limit() -> None:
-    """The clean-up that hangs might have been theirs."""
-    child = "child = subprocess.Popen(['sleep', '600'], env=os.environ | mark()); print(child.pid, flush=True)"
-    job = command(f"{child}\ntry: interrupt()\nfinally: threading.Event().wait()", LATE)
-    out, _ = job.communicate(timeout=60)
-    wait_gone([psutil.Process(int(out))] if psutil.pid_exists(int(out)) else [])
 
 
 def assert_clean(printed: str) -> None:

@@ -103,7 +103,7 @@ def test_files_that_would_fetch_or_run_something_are_refused(
         open_decoder(store, version, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["weights.bin", "modeling.py", "consolidated.safetensors"])
+@pytest.mark.parametrize("name", ["modeling.py", "consolidated.safetensors"])
 def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
     name: str, policy_folder: Path, tmp_path: Path, store: Store
 ) -> None:
