@@ -25,8 +25,6 @@ class Evaluation(Knobs):
     max_failed_share: Share = 0.01
     """Largest share of episodes that failed by the set-up's fault, or of failed verdicts. Above it the evaluation is an
     error, and is played again."""
-    contamination: Literal["stop", "drop", "report"] = "stop"
-    """Reaction of `retrain` to training problems that are also in an evaluation set."""
     fingerprints: dict[Name, str] = {}
     """Versions (`problems/…`) that the sets must have in `retrain`, or `removed`; empty: those of earlier nights."""
 

@@ -83,16 +83,6 @@ def _validated(values: Any, head: str, end: str = "") -> Config:
         raise ConfigError(head + lines + end) from None
 
 
-def unknown(values: dict[str, Any]) -> list[str]:
-    """List the unknown knobs of an up-to-date configuration, as `key=value`, and what became of former ones."""
-    try:
-        Config.model_validate(values)
-    except ValidationError as error:
-        details = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
-        return [explain(detail).partition(": unknown key")[0] for detail in details]
-    return []
-
-
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML that is accepted again."""
     # OmegaConf quotes strings that its own loader reads as numbers, such as "1e5".

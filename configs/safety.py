@@ -144,11 +144,7 @@ def check_depth(text: str) -> None:
         deepest = max(deepest, depth)
         if deepest > _DEEPEST:
             break
-    depth = 0
-    for found in re.finditer(r"\$\{|\}", text):
-        depth = max(0, depth + (1 if found[0] == "${" else -1))
-        deepest = max(deepest, depth)
-    if deepest > _DEEPEST:
+    if deepest > _DEEPEST or re.search(rf"(?:\$\{{[^${{}}]*){{{_DEEPEST + 1}}}", text):
         raise ValueError(f"more than {_DEEPEST} lists, mappings or ${{…}} lie in each other: check the brackets")
 
 

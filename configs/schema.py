@@ -44,16 +44,9 @@ class Run(Knobs):
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     accept_code: bool = False
     """Continue the run although agents, environments, tools or scorers of your own have changed since it was last
-    played (`tasks/registry.py` says what counts); `--accept-code` sets it. Data sets and checkpoints name the files."""
+    played (`tasks/registry.py` says what counts). Data sets and checkpoints name the files."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
-
-
-class Cost(Knobs):
-    """The price of a run, for the page of `python -m flows.watch`."""
-
-    per_hour: PositiveFloat | None = None
-    """Price of an hour in which a flow run works on the run, in any currency; empty: unknown."""
 
 
 class Monitoring(Knobs):
@@ -91,7 +84,6 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
-    cost: Cost = Cost()
     tracking: list[str] = []
     """Trackers that get what the run commits: `tensorboard`, `wandb`, `mlflow`, `trackio` or `package.module:Class`."""
     monitoring: Monitoring = Monitoring()

@@ -99,6 +99,8 @@ CHANGES: Sequence[Change] = (
     Change("algorithm.use_decoupled_loss", note=_OBJECTIVE),
     Change("cluster.gpus_per_worker", note="a worker needs those of its inference.replicas servers"),
     Change("cluster.judges", note="nodes without room for a rollout worker grade"),
+    Change("cost", note="`python -m flows.watch RUN --per-hour PRICE` says it"),
+    Change("evaluation.contamination", note="a night leaves out training problems that are in an evaluation set"),
     Change("inference.kv_cache_gib", note="it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]"),
     Change(
         "ppo",

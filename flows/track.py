@@ -13,7 +13,7 @@ from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.visible import print_clean_logs
 from tasks.tracking import SINKS
-from tasks.tracking.follow import Feed, check_trackers, follow
+from tasks.tracking.follow import check_trackers, feed, follow
 
 
 def main() -> int:
@@ -32,13 +32,11 @@ def main() -> int:
     store = Store(root or arguments.root)
     try:
         check_trackers([arguments.to])
-        feed = Feed(store, run, arguments.to, Path(arguments.cache))
         if arguments.until_closed is not None:
-            follow(feed, arguments.until_closed)
+            follow(store, run, arguments.to, Path(arguments.cache), arguments.until_closed)
             return 0
-        if not (count := feed.catch_up()):
+        if not (count := feed(store, run, arguments.to, Path(arguments.cache))):
             raise StorageError(f"{store.uri(f'runs/{run}')} has no committed iteration: check the name and --root")
-        feed.close()
     except Exception as error:  # noqa: BLE001 - a tracker may raise anything; it is printed
         print_error(error)
         return 1

@@ -18,7 +18,7 @@ def main() -> int:
     parser = Parser(prog="python -m flows.watch", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", metavar="RUN", help="name of a run, or the path or URI of its folder: s3://…/runs/NAME")
     parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
-    parser.add_argument("--per-hour", type=positive, metavar="PRICE", help="of an hour; default: cost.per_hour")
+    parser.add_argument("--per-hour", type=positive, metavar="PRICE", help="of an hour; default: no cost is shown")
     parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0: any free port")
     arguments = parser.parse_args()
     root, run = layout.find_run(arguments.run)

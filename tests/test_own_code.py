@@ -134,7 +134,7 @@ def test_a_run_is_not_continued_with_other_code_by_accident(
     message = r"other code or models of yours \(runs/smoke/\S+\): late.py, maze/doors.py\n"
     with pytest.raises(ConfigError, match=message) as refused:
         start(*own(folder))
-    assert "--accept-code" in str(refused.value)
+    assert "run.accept_code=true" in str(refused.value)
     assert "begin another run with run.name=…" in str(refused.value)
     workspace = start(*own(folder, "run.accept_code=true"))
     assert "late.py, maze/doors.py. It goes on" in caplog.text

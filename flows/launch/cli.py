@@ -69,7 +69,6 @@ def main(
         config, *unreadable = words or [parameters["config"].default]
         overrides += unreadable  # they are refused with the others
         overrides += [f"policy.fork={json.dumps(arguments.fork)}"] if arguments.fork else []
-        overrides += ["run.accept_code=true"] if arguments.accept_code else []
 
     def act() -> None:
         resolved = resolve(config, overrides)  # also before a flow, in which a mistake would be an error of Prefect's
@@ -118,8 +117,6 @@ def _parser(run: "Flow[..., Any]", commands: Mapping[str, Command]) -> Parser:
     if not with_targets:
         about = "begin another run with checkpoint N of RUN, its optimizer included; give run.name=…, too"
         parser.add_argument("--fork", metavar="RUN@N", help=about)
-        about = "continue although agents, environments, tools or scorers of your own have changed"
-        parser.add_argument("--accept-code", action="store_true", help=about)
     instead = parser.add_mutually_exclusive_group()
     always: dict[str, Command] = {"print-config": to_yaml} if with_targets else {"print-config": to_yaml, "plan": plan}
     for name, command in {**always, **commands}.items():

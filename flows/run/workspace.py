@@ -16,7 +16,6 @@ from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, differences, up_to_date
-from configs.loader import unknown
 from configs.models import WHERE_MODELS_ARE
 from configs.storage import Storage
 from configs.stored import CHANGES, lost
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = (
     *("run.iterations", "run.max_", "run.when_held", "run.accept_code", "score.workers", "rollout.concurrency"),
     "score.max_failure_share",
-    *("storage.", "tracking", "cost.", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
+    *("storage.", "tracking", "inference.", "cluster.", "retrain.", "audit.", "monitoring."),
     *WHERE_MODELS_ARE,
     *("train.parallel", "train.on_cluster", "train.timeout_s"),
     *("train.startup_timeout_s", "train.state_every", "problems.exclusions", *FROM_NEXT_UPDATE),
@@ -270,17 +269,15 @@ def start_run(workspace: Workspace, *, scoring: bool = False) -> None:
 def _refuse_another(
     workspace: Workspace, begun: dict[str, Any], present: dict[str, Any], former: Sequence[str]
 ) -> None:
-    """Raise ConfigError if a run was `begun` with knobs that this program lacks, or with other values.
+    """Raise ConfigError if a run was `begun` with other knobs, or with other values.
 
     `former` are the behaviours that no program has any more. Scores of another scorer, with which no run goes on, may
     be made all the same.
     """
     others = (*_SCORERS, *(change.knob for change in CHANGES if former)) if workspace.by_other_scorer else ()
-    upgrade = "Upgrade this one if a newer program began it, or "
     for what, lines, remedy in (
         ("by an older program, with settings that this one lacks", former, "To go on with those of this one, "),
-        ("by a program with knobs that this one does not know", unknown(begun), upgrade),
-        ("with another configuration", differences(begun, present), "Restore it, or "),
+        ("with another configuration", differences(begun, present), "Restore it (of a newer program: upgrade), or "),
     ):
         fixed = [line for line in lines if not line.startswith((*MAY_CHANGE, *others))]
         if listing := "\n".join(f"  {line}" for line in fixed):
@@ -319,7 +316,7 @@ def _refuse_other_code(workspace: Workspace) -> None:
         found = f"run {name!r} was {done} with other code or models of yours ({newest.version}): {files}"
         if not workspace.config.run.accept_code:
             raise ConfigError(
-                f"{found}\nRestore it; continue with what is there now by --accept-code (run.accept_code=true), which "
+                f"{found}\nRestore it; continue with what is there now by run.accept_code=true, which "
                 f"all that is made from now on will name; or {_remedy(workspace)}"
             )
         get_run_logger().warning("%s. It goes on with what is there now (run.accept_code)", found)

@@ -1,6 +1,5 @@
 """Task: play an evaluation set with a policy, grade the answers, and commit both."""
 
-import time
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
@@ -10,7 +9,7 @@ from configs import Config
 from configs.evaluate import HELD_OUT
 from flows.run.workspace import Workspace
 from flows.stages.rollout import unplayable
-from flows.stages.score import annotate, counted_questions
+from flows.stages.score import grade
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, drafts, manifests
@@ -19,7 +18,7 @@ from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
 from tasks.inference import api, location
 from tasks.rollout.plan import RolloutPlan
-from tasks.score.scoring import metrics_of, scorer_fingerprint
+from tasks.score.scoring import scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.play import Workers
@@ -99,16 +98,12 @@ def _score(
 ) -> None:
     """Grade an evaluation's trajectories and commit the scores, with the summary in the manifest."""
     config = _with_strict_limits(workspace.config)
-    annotations = annotate(workspace, version, config.score.models)
-    started = time.monotonic()
-    grades = workers.score(version, draft, config, annotations)
-    metrics = metrics_of(grades, config.score, time.monotonic() - started)
-    metrics |= counted_questions(workspace.store, annotations)
+    metrics, parents = grade(workspace, workers, draft, version, config)
     rows = datasets.rows(workspace.store, version, workspace.cache, COLUMNS)
     outcomes = join(rows, datasets.drafted(draft), config.score)
     numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
     played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
-    draft.commit(workspace.provenance(), [version, *annotations.values()], metrics | played | numbers)
+    draft.commit(workspace.provenance(), parents, metrics | played | numbers)
     if protocol.mode == "greedy":
         estimates = {"first turn": numbers["first_turn"], "any turn": numbers["any_turn"]} | numbers["rewards"]
         get_run_logger().info(

@@ -43,8 +43,7 @@ def open_night(workspace: Workspace) -> Record | None:
 
     Raises:
         StorageError: the champion, an evaluation set or the log of nights is lost or damaged.
-        ValueError: an evaluation set has changed, or training problems are in an evaluation set; the message says what
-            to do.
+        ValueError: an evaluation set has changed; the message says what to do.
     """
     nights, logger = Nights(workspace.store, workspace.name, workspace.lease), get_run_logger()
     records = nights.read()
@@ -138,21 +137,12 @@ def standing_champion(workspace: Workspace) -> aliases.Move | None:
 def keep_apart(
     workspace: Workspace, sets: dict[str, ProblemsVersion], *pools: Sequence[Problem]
 ) -> list[list[Problem]]:
-    """Return the pools without problems that are also in an evaluation set, as `evaluation.contamination` says.
-
-    Raises:
-        ValueError: there are such problems, and `evaluation.contamination` is `stop`.
-    """
-    candidates, when_found = union(*pools), workspace.config.evaluation.contamination
+    """Return the pools without problems that are also in an evaluation set, and name the first ones in the log."""
+    candidates = union(*pools)
     overlaps = find_overlaps(candidates, {name: workspace.read_problems(version) for name, version in sets.items()})
-    if overlaps and when_found == "stop":
-        raise ValueError(
-            f"{describe(overlaps)}\nRemove them from the training problems or from the sets; or set "
-            "evaluation.contamination=drop to leave them out, or =report to train on them anyway"
-        )
     if overlaps:
-        get_run_logger().warning("%s", describe(overlaps))
-    ids = {overlap.problem_id for overlap in overlaps} if when_found == "drop" else set[str]()
+        get_run_logger().warning("left out: %s", describe(overlaps))
+    ids = {overlap.problem_id for overlap in overlaps}
     dropped = {key(problem) for problem in candidates if problem.problem_id in ids}
     return [[problem for problem in pool if key(problem) not in dropped] for pool in pools]
 

@@ -1,18 +1,19 @@
 """The Prefect tasks that ask models about stored trajectories, and grade stored answers; both are versions apart."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from configs import Config
 from configs.models import Role
 from flows.run.workspace import Workspace
 from storage import layout
-from storage.objects.store import Store
-from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion
+from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion, Version
 from storage.versions import datasets, manifests
+from storage.versions.drafts import Draft
 from tasks.inference.location import model_fingerprints
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
@@ -28,11 +29,18 @@ def annotate(
     return {role: annotate_by(workspace, role, trajectories) for role in roles if role in served}
 
 
-def counted_questions(store: Store, annotations: Mapping[Role, AnnotationsVersion]) -> dict[str, Any]:
-    """Return metrics of what models were asked, for the scores that were made from that."""
-    names = ("asked", "distinct", "problems", "seconds")
-    made = {role: manifests.read(store, version).metrics for role, version in annotations.items()}
-    return {"models": {role: {name: of[name] for name in names} for role, of in made.items()}} if made else {}
+def grade(
+    workspace: Workspace, workers: "Workers", draft: Draft, trajectories: TrajectoriesVersion, config: Config
+) -> tuple[dict[str, Any], list[Version]]:
+    """Ask the models that scorers ask, then grade trajectories into a draft; return its metrics and its parents."""
+    asked = annotate(workspace, trajectories, config.score.models)
+    started, names = time.monotonic(), ("asked", "distinct", "problems", "seconds")
+    grades = workers.score(trajectories, draft, config, asked)
+    metrics = metrics_of(grades, config.score, time.monotonic() - started)
+    made = {role: manifests.read(workspace.store, version).metrics for role, version in asked.items()}
+    if made:
+        metrics["models"] = {role: {name: of[name] for name in names} for role, of in made.items()}
+    return metrics, [trajectories, *asked.values()]
 
 
 def taught(workspace: Workspace, trajectories: TrajectoriesVersion) -> AnnotationsVersion:
@@ -75,17 +83,14 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
 
     Models beside the policy are asked first, a teacher, too, which is not asked for scores of another scorer.
     """
-    store, settings = workspace.store, workspace.config
+    settings = workspace.config
     version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, model_fingerprints(settings)))
     if not workspace.by_other_scorer:
         annotate(workspace, trajectories, ["teacher"])
     with workspace.stage(version) as draft:
         if draft:
-            asked = annotate(workspace, trajectories, settings.score.models)
-            started = time.monotonic()
-            grades = workers.score(trajectories, draft, settings, asked)
-            metrics = metrics_of(grades, settings.score, time.monotonic() - started) | counted_questions(store, asked)
-            draft.commit(workspace.provenance(), [trajectories, *asked.values()], metrics)
+            metrics, parents = grade(workspace, workers, draft, trajectories, settings)
+            draft.commit(workspace.provenance(), parents, metrics)
     if workspace.by_other_scorer:
         text = "scored by another scorer or program than the run's own, so the run does not train on it: %s"
         get_run_logger().info(text, version)

@@ -3,7 +3,7 @@
 The process of a flow never waits for a tracker. It starts `python -m flows.track RUN --to NAME --until-closed FD` for
 each, which reads the store every few seconds, tries again if the tracker does not answer, and ends after the flow.
 Each such process gives its tracker all points from the first one on, since most trackers keep points in memory for a
-while and lose them if they are killed; a sink drops those that it has.
+while and lose them if they are killed; a sink drops the points that it has.
 """
 
 import hashlib
@@ -35,69 +35,60 @@ LAST_S = 30.0
 """Longest wait of a flow for its trackers, at its end."""
 
 
-class Feed:
-    """What feeds one tracker with the points of one run.
+def feed(store: Store, run: str, name: str, cache: Path, closed: int | None = None) -> int:
+    """Give a tracker all committed points of a run; return their number.
 
     Args:
         store: the store of the run.
         run: its name.
         name: that of the tracker: registered, or `package.module:Class`.
         cache: folder for files of the tracker.
-    """
-
-    def __init__(self, store: Store, run: str, name: str, cache: Path) -> None:
-        self._store, self._run, self._name, self._folder = store, run, name, cache / "tracking"
-        self._sink: Sink | None = None
-        self._next = 0
-
-    def catch_up(self, *, last: bool = True) -> int:
-        """Log the committed points that were not logged; return their number.
-
-        Args:
-            last: also log the newest evaluations of a policy, to which evaluations on other sets may still come.
-
-        Raises:
-            Exception: whatever the tracker raises; the points are logged by a later call, all of them again.
-        """
-        logged, rows = 0, read_rows(self._store, self._run)
-        for point in points(self._store, rows, self._next, last=last):
-            try:
-                self._sink = self._sink or self._open()
-                self._sink.log(point)
-            except Exception:
-                self._sink, self._next = None, 0
-                raise
-            self._next, logged = point.index + 1, logged + 1
-        return logged
-
-    def close(self) -> None:
-        """Wait until the tracker has stored everything."""
-        if self._sink:
-            self._sink.close()
-
-    def _open(self) -> Sink:
-        uri, manifest = self._store.uri(f"runs/{self._run}"), manifests.find(self._store, layout.run(self._run))
-        key, settings = hashlib.sha256(uri.encode()).hexdigest()[:16], manifest.settings if manifest else {}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return SINKS.make(self._name, TrackedRun(self._run, uri, key, dict(flatten(settings)), self._folder), {})
-
-
-def follow(feed: Feed, closed: int) -> None:
-    """Feed a tracker until the descriptor `closed` reaches its end; then once more. Errors are logged and tried again.
+        closed: a descriptor. New points are given until it reaches its end, then once more.
 
     Raises:
-        Exception: the last attempt failed.
+        Exception: whatever the tracker raises.
     """
-    wait_s = 0.0
-    while not select.select([closed], [], [], wait_s)[0]:
+    sink: Sink | None = None
+    first, given, ended = 0, 0, closed is None
+    while True:
+        for point in points(store, read_rows(store, run), first, last=ended):
+            sink = sink or _open(store, run, name, cache / "tracking")
+            sink.log(point)
+            first, given = point.index + 1, given + 1
+        if closed is None or ended:
+            if sink:
+                sink.close()
+            return given
+        ended = _ends(closed, POLL_S)
+
+
+def _ends(descriptor: int, wait_s: float) -> bool:
+    """Return whether the other end of a pipe is closed, or will be in `wait_s` seconds."""
+    return bool(select.select([descriptor], [], [], wait_s)[0])
+
+
+def _open(store: Store, run: str, name: str, folder: Path) -> Sink:
+    uri, manifest = store.uri(f"runs/{run}"), manifests.find(store, layout.run(run))
+    key, settings = hashlib.sha256(uri.encode()).hexdigest()[:16], manifest.settings if manifest else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    return SINKS.make(name, TrackedRun(run, uri, key, dict(flatten(settings)), folder), {})
+
+
+def follow(store: Store, run: str, name: str, cache: Path, closed: int) -> None:
+    """Feed a tracker until `closed` ends. After an error, which is logged, a new sink gets all points again.
+
+    Raises:
+        Exception: the tracker failed after the end.
+    """
+    while True:
         try:
-            feed.catch_up(last=False)
-            wait_s = POLL_S
+            feed(store, run, name, cache, closed)
+            return
         except Exception:  # a tracker may raise anything, and must not be lost by it
+            if _ends(closed, 0):
+                raise
             logger.exception("tried again in %g s", RETRY_S)
-            wait_s = RETRY_S
-    feed.catch_up()
-    feed.close()
+        _ends(closed, RETRY_S)
 
 
 @contextmanager

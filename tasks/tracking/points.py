@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from storage.errors import DamagedError
 from storage.grouping import grouped
@@ -40,8 +40,7 @@ class Histogram:
     counts: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Transcript:
+class Transcript(NamedTuple):
     """A sampled trajectory, as texts."""
 
     trajectory_id: str
@@ -72,7 +71,7 @@ class Sink(Protocol):
     """A tracker. Its constructor takes a `TrackedRun`; what it needs besides comes from its own environment variables.
 
     Each process that feeds it makes a new one, also after one that was killed, and gives it all points from the first
-    one on: it drops or replaces those that it has.
+    one on: it drops or replaces the points that it has.
     """
 
     def log(self, point: Point) -> None:

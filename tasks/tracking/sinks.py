@@ -5,15 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.tracking.points import Histogram, Point, TrackedRun, Transcript
+from tasks.tracking.points import Histogram, Point, TrackedRun
 
 PROJECT = "math-mt-ppo"
 """The project or experiment, unless the tracker's own environment variable names another."""
-_COLUMNS = ["trajectory", "problem", "transcript", "verdicts", "reward"]
-
-
-def _cells(transcripts: Sequence[Transcript]) -> list[list[Any]]:
-    return [[each.trajectory_id, each.problem, each.text, each.verdicts, each.reward] for each in transcripts]
+_COLUMNS = ["trajectory", "problem", "transcript", "verdicts", "reward"]  # of `Transcript`
 
 
 class Tensorboard:
@@ -76,7 +72,8 @@ class _ByStep:
             histogram = list(each.counts), list(each.edges)
             values[f"histogram/{name}"] = self._package.Histogram(np_histogram=histogram)
         if point.transcripts:
-            values["transcripts"] = self._package.Table(columns=_COLUMNS, data=_cells(point.transcripts))
+            rows = [list(each) for each in point.transcripts]
+            values["transcripts"] = self._package.Table(columns=_COLUMNS, data=rows)
         self._run.log(values, step=point.index)
 
     def close(self) -> None:
@@ -152,7 +149,7 @@ class Mlflow:
         ]
         self._client.log_batch(self._id, metrics=metrics)
         if point.transcripts:
-            table = {"columns": _COLUMNS, "data": _cells(point.transcripts)}
+            table = {"columns": _COLUMNS, "data": [list(each) for each in point.transcripts]}
             self._client.log_dict(self._id, table, f"transcripts/{point.step:06d}.json")
         details = {"versions": dict(point.versions), "histograms": {k: asdict(v) for k, v in point.histograms.items()}}
         self._client.log_dict(self._id, details, place)

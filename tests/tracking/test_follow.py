@@ -10,8 +10,9 @@ import pytest
 from configs import ConfigError, load
 from flows.run.configuration import resolve
 from storage.objects.store import Store
-from tasks.tracking.follow import Feed, follow, followed
-from tasks.tracking.points import Point, TrackedRun
+from tasks.metrics.log import read_rows
+from tasks.tracking.follow import feed, follow, followed
+from tasks.tracking.points import Point, TrackedRun, points
 from tests.support.metrics_run import commit_iteration, commit_run
 
 OWN = f"{__name__}:Lines"
@@ -45,16 +46,12 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_points_are_given_once_and_in_order(store: Store, tmp_path: Path) -> None:
+def test_points_are_given_in_order(store: Store, tmp_path: Path) -> None:
     """Evaluations come before the iteration of the same number; a new process gives all, since one may be killed."""
-    cache = tmp_path / "cache"
-    feed = Feed(store, "r", OWN, cache)
-    assert feed.catch_up() == 3
-    assert lines(tmp_path) == [0, 1, 3]
+    assert feed(store, "r", OWN, tmp_path / "cache") == 3
     commit_iteration(store, 2)
-    assert (feed.catch_up(), feed.catch_up()) == (1, 0)
-    assert lines(tmp_path) == [0, 1, 3, 5]
-    assert Feed(store, "r", OWN, cache).catch_up() == 4
+    assert feed(store, "r", OWN, tmp_path / "cache") == 4
+    assert lines(tmp_path) == [0, 1, 3, 0, 1, 3, 5]
     first, second = ((tmp_path / "cache/tracking/lines").read_text().splitlines())[:2]
     assert json.loads(first) == [0, 0, [], "evaluate"]
     assert json.loads(second) == [1, 0, ["ratio"], "rollout", "score", "train"]
@@ -70,7 +67,7 @@ def test_a_tracker_that_is_down_gets_the_points_later(
     down.parent.mkdir(parents=True)
     down.touch()
     reading, writing = os.pipe()
-    following = threading.Thread(target=follow, args=[Feed(store, "r", OWN, tmp_path / "cache"), reading])
+    following = threading.Thread(target=follow, args=[store, "r", OWN, tmp_path / "cache", reading])
     following.start()
     while "the tracker is down" not in caplog.text:
         following.join(0.01)
@@ -86,12 +83,9 @@ def test_a_tracker_that_is_down_gets_the_points_later(
 
 def test_the_newest_evaluations_wait_for_those_on_other_sets(tmp_path: Path) -> None:
     """They are one point, which is given when the run goes on, or at the end."""
-    store = Store(f"{tmp_path}/var")
-    commit_run(store, 0)
-    feed = Feed(store, "r", OWN, tmp_path / "cache")
-    assert feed.catch_up(last=False) == 0
-    assert feed.catch_up() == 1
-    assert lines(tmp_path) == [0]
+    commit_run(store := Store(f"{tmp_path}/var"), 0)
+    rows = read_rows(store, "r")
+    assert [len([*points(store, rows, 0, last=last)]) for last in (False, True)] == [0, 1]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from storage.objects.store import Store
-from tasks.tracking.follow import Feed
+from tasks.tracking.follow import feed
 from tests.support.metrics_run import commit_iteration, commit_run
 from tests.support.paths import ROOT
 
@@ -25,9 +25,9 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from storage.objects.store import Store
-from tasks.tracking.follow import Feed
-Feed(Store(sys.argv[1]), "r", sys.argv[2], Path(sys.argv[3])).catch_up()
-os.kill(os.getpid(), signal.SIGKILL)
+from tasks.tracking import follow
+follow._ends = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # where it waits for further points
+follow.feed(Store(sys.argv[1]), "r", sys.argv[2], Path(sys.argv[3]), 0)
 """
 
 
@@ -114,9 +114,7 @@ def check_curve(folder: Path, sink: str, read: Read) -> None:
     assert killed.returncode == -9, killed.stderr.decode()
     commit_iteration(store, 2)
     for _ in range(2):
-        feed = Feed(store, "r", sink, folder / "cache")
-        feed.catch_up()
-        feed.close()
+        feed(store, "r", sink, folder / "cache")
     assert read(folder, "policy/kl") == [(0, 0.01), (1, 0.01), (2, 0.01)]
     assert read(folder, "eval/held-out/first_turn_low") == [(0, 0.4)]
 
