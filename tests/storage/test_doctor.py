@@ -86,7 +86,7 @@ class Refusing(LocalBackend):
     ("backend", "problem"),
     [
         (CheckThenWrite(), "race: 16 writers created one object at once, and .* do not use this root"),
-        (Overwriting(), "second create: .* an existing object succeeded. So a committed version could be replaced"),
+        (Overwriting(), "race: 16 writers created one object at once, and 16 of them succeeded. So two writers could"),
         (Lying(), "write: wrote b.*So nothing can be committed"),
         (Stale(), "listing: an object just written is not listed. So `gc` would miss leftovers"),
         (Secretive(), "absence: .*Access Denied.*needs s3:ListBucket"),
