@@ -95,11 +95,6 @@ class Manifest(_Record):
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
 
-    @property
-    def imported(self) -> dict[str, Any] | None:
-        """Describe another program's trajectories that a run holds (`tasks.audit.importing`); None for others."""
-        return self.metrics.get("imported")
-
     def names_in(self, area: str) -> set[str]:
         """Return the names of the files `<area>/…`, without `<area>/`."""
         return {file.name.removeprefix(f"{area}/") for file in self.files if file.name.startswith(f"{area}/")}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.errors import LeaseLostError, StorageError
+from storage.errors import ConflictError, StorageError
 from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log
 from storage.logs.nights import End, Night, Nights
@@ -66,7 +66,7 @@ def test_two_writers_never_both_append(store: Store) -> None:
         late.read()
         successor = {"holder": own_identity() | {"lease": "another"}, "label": "another", "at": "", "ttl_s": 60}
         Log(store, layout.lease("nightly")).append(successor)
-        with pytest.raises(LeaseLostError):
+        with pytest.raises(ConflictError):
             late.begin(NIGHT.model_copy(update={"number": 2}))
     assert len(one.read()) == 1
 
