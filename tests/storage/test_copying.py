@@ -74,7 +74,7 @@ def test_a_repeated_copy_adds_what_is_new(source: Store, tmp_path: Path) -> None
     """Nothing is copied twice, and an alias that points elsewhere by now is left alone."""
     target, new = Store(str(tmp_path / "target")), layout.trajectories(RUN, 1)
     copy_run(source, target, RUN)
-    commit_rows(source, new, "trajectories", ROWS, [SECOND, TRAINED_ON], token=3)
+    commit_rows(source, new, "trajectories", ROWS, [SECOND, TRAINED_ON])
     aliases.move(target, "champion", FIRST, 0)
     assert [manifest.version for manifest in copy_run(source, target, RUN)] == [new]
     champion = aliases.current(target, "champion")

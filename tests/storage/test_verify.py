@@ -48,7 +48,7 @@ from tests.support.chain_helpers import (
 )
 from tests.support.train_helpers import tiny_model
 
-Damage = Callable[[Store, Path], object]
+Damage = Callable[[Store], object]
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +131,13 @@ def flipped(data: bytes, bit: int) -> bytes:
     return data[: bit // 8] + bytes([byte]) + data[bit // 8 + 1 :]
 
 
-def misstate_file(version: str, name: str, **claims: Any) -> Damage:
+def misstate_file(version: str, name: str, /, **claims: Any) -> Damage:
     """Make the manifest state other values for a file."""
-    return lambda store, _: rewrite(store, version, lambda values: chains.file_of(values, name).update(claims))
+    return lambda store: rewrite(store, version, lambda values: chains.file_of(values, name).update(claims))
 
 
 def table(version: str, change: Callable[[pa.Table], pa.Table]) -> Damage:
-    return lambda store, _: rewrite_shard(store, version, change)
+    return lambda store: rewrite_shard(store, version, change)
 
 
 def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) -> Damage:
@@ -151,13 +151,13 @@ def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) ->
 
 
 def tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
-    return lambda store, folder: rewrite_tensors(store, change, folder)
+    return lambda store: rewrite_tensors(store, change)
 
 
-def replace_trajectories(store: Store, _: Path) -> None:
+def replace_trajectories(store: Store) -> None:
     """Commit other trajectories under the same name, after the scores were made from the first ones."""
     store.delete(layout.manifest(TRAJECTORIES))
-    chains.commit_trajectories(store, [FIRST, PROBLEMS])
+    chains.commit_rows(store, TRAJECTORIES, "trajectories", chains.ROWS, [FIRST, PROBLEMS])
 
 
 def manifest_key(version: str) -> Callable[[Store], str]:
@@ -175,14 +175,14 @@ Case = tuple[Damage, Callable[[Store], str], str]
 def misstated(version: str, problem: str, /, **claims: Any) -> Case:
     """Make the manifest state other values for the version."""
     return (
-        lambda store, _: rewrite(store, version, lambda values: values.update(claims)),
+        lambda store: rewrite(store, version, lambda values: values.update(claims)),
         manifest_key(version),
         problem,
     )
 
 
 def replaced(version: str, name: str, content: bytes | Callable[[bytes], bytes], problem: str) -> Case:
-    def damage(store: Store, _: Path) -> None:
+    def damage(store: Store) -> None:
         old = store.read(key(store, version, name))
         replace_file(store, version, name, content if isinstance(content, bytes) else content(old))
 
@@ -199,7 +199,7 @@ DAMAGES: dict[str, Case] = {
     "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
     "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
     "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
-    "a parent lost": (lambda store, _: store.delete(layout.manifest(RUN)), manifest_key(RUN), "was never committed"),
+    "a parent lost": (lambda store: store.delete(layout.manifest(RUN)), manifest_key(RUN), "was never committed"),
     "future manifest": misstated(SCORES, f"has format {MANIFEST_VERSION + 1}", manifest_version=MANIFEST_VERSION + 1),
     "future schema": rewritten(
         SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"}), "schema_version 99"
@@ -269,13 +269,13 @@ def model_folder(store: Store) -> str:
 
 
 @pytest.mark.parametrize("name", [*DAMAGES, *DEEP])
-def test_damage_that_no_hash_shows_is_found(chain: Store, tmp_path: Path, name: str) -> None:
+def test_damage_that_no_hash_shows_is_found(chain: Store, name: str) -> None:
     """Wrong manifests whose digest is right, and unusable objects whose hash is right, are found.
 
     With `deep` these are also rows that contradict each other, and weights that do not match the canary.
     """
     damage, where, problem = (DAMAGES | DEEP)[name]
-    damage(chain, tmp_path)
+    damage(chain)
     report = verify(chain, [SECOND])
     if name in DEEP:
         assert not has(report, where(chain), "")
@@ -283,9 +283,9 @@ def test_damage_that_no_hash_shows_is_found(chain: Store, tmp_path: Path, name: 
     assert has(report, where(chain), problem), report.findings
 
 
-def test_the_run_sets_the_tolerance_of_the_canary(chain: Store, tmp_path: Path) -> None:
+def test_the_run_sets_the_tolerance_of_the_canary(chain: Store) -> None:
     """Weights that were in half precision may differ more from their canary, if the run's configuration allows it."""
-    tensors(lambda named: named["model.norm.weight"].__imul__(1.01))(chain, tmp_path)
+    tensors(lambda named: named["model.norm.weight"].__imul__(1.01))(chain)
     assert has(verify(chain, [SECOND], deep=True), model_folder(chain), "more than 0.0001")
     rewrite(chain, SECOND, lambda values: values["config"].update(inference={"canary_tolerance": 10.0}))
     assert verify(chain, [SECOND], deep=True).findings == []
@@ -309,7 +309,7 @@ def test_without_ancestors_only_the_manifests_of_parents_are_checked(chain: Stor
     """With `ancestors=False`, missing data of a parent are no finding, but a replaced manifest of a parent is."""
     chain.delete(key(chain, SCORES, SHARD))
     assert verify(chain, [SECOND], ancestors=False).findings == []
-    replace_trajectories(chain, Path())
+    replace_trajectories(chain)
     assert has(verify(chain, [SCORES], ancestors=False), layout.manifest(TRAJECTORIES), "is not what")
 
 

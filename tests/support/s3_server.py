@@ -141,7 +141,8 @@ class Rgw:
         limit = time.monotonic() + _TIMEOUT_S
         while True:
             with contextlib.suppress(OSError):  # URLError is one
-                return urllib.request.urlopen(self.endpoint, timeout=10).close()
+                urllib.request.urlopen(self.endpoint, timeout=10).close()
+                return
             if self._running[_GATEWAY].poll() is not None or time.monotonic() > limit:
                 raise RuntimeError(f"{_GATEWAY} does not answer:\n{self._logs()}")
             time.sleep(0.02)
