@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from rich.table import Table
 
-from configs import flatten
+from configs import changed, flatten
 from storage import layout
 from storage.commands.program import Command, Output, print_error, print_progress, short, size, table, whole
 from storage.errors import DamagedError, StorageError, counted
@@ -117,23 +117,18 @@ def diff(store: Store, arguments: argparse.Namespace) -> Output:
     """Show only differences. A knob that one version does not have counts with its default."""
     named = (arguments.left, arguments.right)
     left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
-    changed = {
-        "config": _changed(left.settings, right.settings),
-        "metrics": _changed(left.metrics, right.metrics),
-        "own_code": _changed(left.code, right.code),
+    differing = {
+        "config": changed(left.settings, right.settings),
+        "metrics": changed(left.metrics, right.metrics),
+        "own_code": changed(left.code, right.code),
     }
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
-    for name, rows in changed.items():
+    for name, rows in differing.items():
         if rows:
             parts.append(table([name, left.version, right.version], [(key, short(a), short(b)) for key, a, b in rows]))
-    if not changed["config"]:
+    if not differing["config"]:
         parts.append("the same configuration")
-    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}, parts)
-
-
-def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    a, b = dict(flatten(left)), dict(flatten(right))
-    return [(key, a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
+    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in differing.items()}, parts)
 
 
 def _add_alias(parser: argparse.ArgumentParser) -> None:
