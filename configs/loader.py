@@ -100,13 +100,14 @@ def _escaped(value: Any) -> Any:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """List the keys whose values differ between two resolved configurations, as `key: old -> new`."""
+    return [f"{key}: {before!r} -> {after!r}" for key, before, after in changed(old, new)]
+
+
+def changed(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """List the keys whose values differ between nested dictionaries, with both values; an absent one counts as None."""
     left, right = dict(flatten(old)), dict(flatten(new))
-    missing = "(absent)"
-    return [
-        f"{key}: {left.get(key, missing)!r} -> {right.get(key, missing)!r}"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key, missing) != right.get(key, missing)
-    ]
+    found = [(key, left.get(key), right.get(key)) for key in sorted(left.keys() | right.keys())]
+    return [each for each in found if each[1] != each[2]]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,22 +7,20 @@ python -m storage --root s3://bucket/prefix verify demo/latest --deep
 import argparse
 
 from storage import interrupts, layout
-from storage.commands import program, store
+from storage.commands.program import run_command
+from storage.commands.store import COMMANDS
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-PROGRAM = program.Program(
-    name="python -m storage",
-    about=(__doc__ or "").splitlines()[0],
-    epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, which names the root, too, or an "
-    "alias (demo/latest).",
-    commands=store.COMMANDS,
+_VERSIONS = (
+    "VERSION is a version's name (runs/demo/checkpoints/000100), its URI, which names the root, too, or an alias "
+    "(demo/latest)."
 )
 
 
 def main() -> int:
     """Run the command line. The status is 0, 1 for an error or a problem found, or 2 for wrong arguments."""
-    return PROGRAM.main(_open)
+    return run_command(COMMANDS, "python -m storage", __doc__, _VERSIONS, _open)
 
 
 def _open(arguments: argparse.Namespace) -> Store:

@@ -5,9 +5,7 @@
     ├── UnavailableError         the store does not answer, or refuses this user
     └── ConflictError            another writer was faster, or holds the lease
         ├── LeaseHeldError       another flow run holds the run's lease
-        ├── LeaseLostError       this flow run has lost the run's lease
-        ├── AliasMovedError      the alias does not point where the caller expected
-        └── TakenOverError       another writer continues this version
+        └── AliasMovedError      the alias does not point where the caller expected
 
 Code that can continue without one damaged version catches `DamagedError`. No code may catch `UnavailableError` and
 continue, because a store that does not answer says nothing about its objects. An absent object raises Python's
@@ -37,16 +35,8 @@ class LeaseHeldError(ConflictError):
     """Another flow run holds the run's lease."""
 
 
-class LeaseLostError(ConflictError):
-    """This flow run has lost the run's lease to another."""
-
-
 class AliasMovedError(ConflictError):
     """The alias does not point where the caller expected."""
-
-
-class TakenOverError(ConflictError):
-    """Another writer continues this version."""
 
 
 def counted(count: int, noun: str) -> str:

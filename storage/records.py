@@ -1,6 +1,6 @@
 """The records that the stages exchange, and their Arrow schemas.
 
-Problem sets, trajectories, annotations, scores, histories, curricula, audit cases and exclusions are Parquet files of
+Problem sets, trajectories, annotations, scores, curricula, audit cases and exclusions are Parquet files of
 these rows. Any reader of Parquet (DuckDB, pandas) understands them without this package. The columns are the fields of
 the record.
 """
@@ -204,26 +204,6 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemHistory:
-    """The results of one problem in one iteration of a run; only older programs stored such rows.
-
-    Example: ProblemHistory(problem_key="9f3a", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"],
-    run="demo", iteration=3, policy_version=3, episodes=8, first_turn=2, any_turn=5)
-    """
-
-    problem_key: str  # `tasks.problems.problem_set.key`; ids may be row numbers, which a new file gives to others
-    problem_id: str
-    prompt: str
-    solutions: list[str]
-    run: str
-    iteration: int
-    policy_version: int  # policy version that played
-    episodes: int  # 1 or more
-    first_turn: int  # episodes whose first graded turn is right, according to the score stage
-    any_turn: int  # episodes with any right turn
-
-
-@dataclass(frozen=True, slots=True)
 class AuditCase:
     """One case: a thing that an audit check points at.
 
@@ -313,7 +293,6 @@ PROBLEM_SCHEMA = _schema("problems", Problem)
 TRAJECTORY_SCHEMA = _schema("trajectories", Trajectory)
 SCORE_SCHEMA = _schema("scores", Score)
 ANNOTATION_SCHEMA = _schema("annotations", Annotation)
-HISTORY_SCHEMA = _schema("history", ProblemHistory)
 CURRICULUM_SCHEMA = _schema("curriculum", CurriculumEntry)
 CASE_SCHEMA = _schema("audit", AuditCase)
 EXCLUSION_SCHEMA = _schema("exclusions", Exclusion)

@@ -126,7 +126,7 @@ class AnnotationsVersion(_OfTrajectories, kind="annotations", where=_about("anno
 
 
 class HistoryVersion(_Numbered, kind="history", where=rf"{_RUN}/history/\d+"):
-    """The results of each problem in so many iterations of a run."""
+    """The results of each problem in so many iterations of a run, of older programs: their rows are not read."""
 
 
 class CurriculumVersion(Version, kind="curriculum", where=rf"{_RUN}/curriculum"):

@@ -66,7 +66,7 @@ INFERENCE = Inference(max_model_len=128, enforce_eager=True, extra_args=["--kv-c
 """Settings of vLLM servers; a cache of 64 MiB instead of 1 GiB makes their start 2 seconds shorter."""
 
 
-_SERVERS = {"engine", "prefect_api", "s3_server", "rgw", "bucket", "any_store[s3]", "browser", "server"}
+_SERVERS = {"engine", "prefect_api", "s3_server", "bucket", "any_store[s3]", "browser", "server"}
 """Fixtures that start a server or are one."""
 _SHARED_S3 = "TESTS_SHARED_S3"
 """Environment variable with the endpoint of the S3 server that all processes of pytest-xdist share."""
@@ -274,14 +274,6 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Endpoint]
         _need_s3()
         with s3.Rgw(tmp_path_factory.mktemp("s3") / "server") as server:
             yield s3.Endpoint(server.endpoint, is_ours=True)
-
-
-@pytest.fixture
-def rgw(tmp_path: Path) -> Iterator[s3.Rgw]:
-    """Yield an S3 server for one test, which may kill it."""
-    _need_s3()
-    with s3.Rgw(tmp_path / "server") as server:
-        yield server
 
 
 @pytest.fixture

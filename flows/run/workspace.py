@@ -64,7 +64,7 @@ class Workspace:
     def __init__(self, config: Config) -> None:
         folder.keep_compiled_code_private()
         self.config = config
-        self.store = Store.of(config.storage)
+        self.store = Store(config.storage.root)
         self.cache = Path(config.storage.cache)
         self.lease: leases.Lease | None = None
         """The right to write the run; a flow holds it while it works. None: not held."""

@@ -35,7 +35,7 @@ def with_versions(config: Config, data: Sequence[str]) -> Config:
         raise ConfigError(f"algorithm.type={config.algorithm.type} {reason}")
     if "teacher" in config.models.served():
         raise ValueError("models.teacher.path: stored data sets are not taught: give models.teacher.checkpoint=RUN@N")
-    store, named = Store.of(config.storage), list(data) or config.fit.data
+    store, named = Store(config.storage.root), list(data) or config.fit.data
     begun = manifests.find(store, layout.run(config.run.name))
     kept, scores = ((begun and begun.knob(f"fit.{knob}")) or [] for knob in ("data", "scores"))
     versions = _versions(store, named, kept)

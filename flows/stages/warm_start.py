@@ -42,7 +42,7 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
     if manifests.committed(workspace.store, version):
         return version
     begun = manifests.find(workspace.store, layout.run(workspace.name))
-    if begun and begun.imported:
+    if begun and begun.metrics.get("imported"):
         raise ValueError(f"the run {workspace.name} holds another program's trajectories: train with another run.name")
     from transformers.utils.logging import disable_progress_bar
 

@@ -146,54 +146,53 @@ class Command:
     run: Callable[[Store, argparse.Namespace], Output]
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The name, help texts and commands of a program.
+def run_command(
+    commands: Mapping[str, Command],
+    program: str,
+    about: str | None,
+    epilog: str,
+    open_store: Callable[[argparse.Namespace], Store] = lambda arguments: Store(arguments.root),
+) -> int:
+    """Parse `sys.argv`, run the command that it names, print its output and return the exit status.
 
-    Example: Program("python -m storage", "Inspect a store.", "…", {"ls": Command("list versions", add_ls, ls)})
+    After an error, which is printed, the status is 1; otherwise the command chooses it. Wrong arguments end the
+    process with status 2.
+
+    Args:
+        commands: the commands of the program by name.
+        program: how the program is called, such as `python -m storage`.
+        about: the text whose first line says what the program does.
+        epilog: the text after the help of the program.
+        open_store: opens the store on which the command works.
     """
+    arguments = _parse(commands, program, (about or "").partition("\n")[0], epilog)
+    keep_compiled_code_private()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    print_clean_logs()
+    try:
+        output: Output = arguments.act(open_store(arguments), arguments)
+        output.print(as_json=arguments.json)
+    except (ValueError, OSError) as error:
+        print_error(error)
+        return 1
+    return output.status
 
-    name: str
-    about: str
-    epilog: str
-    commands: Mapping[str, Command]
-    cached: bool = False  # whether its commands read data, and so take --cache
 
-    def main(self, open_store: Callable[[argparse.Namespace], Store] | None = None) -> int:
-        """Parse `sys.argv`, run the command, print its output and return the exit status.
-
-        After an error, which is printed, the status is 1; otherwise the command chooses it. Wrong arguments end the
-        process with status 2.
-        """
-        arguments = self._parse()
-        keep_compiled_code_private()
-        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-        print_clean_logs()
-        try:
-            store = open_store(arguments) if open_store else Store(arguments.root)
-            output: Output = arguments.act(store, arguments)
-            output.print(as_json=arguments.json)
-        except (ValueError, OSError) as error:
-            print_error(error)
-            return 1
-        return output.status
-
-    def _parse(self) -> argparse.Namespace:
-        """Parse the line. The shared options may also come after a command."""
-        shared = Parser(add_help=False, allow_abbrev=False)
-        about = "local folder or s3://bucket/prefix; default ./var; also as storage.root=ROOT, as in the flows"
-        shared.add_argument("--root", default="./var", help=about)
-        if self.cached:
-            about = "folder for data of a remote root; default ./var/cache"
-            shared.add_argument("--cache", default="./var/cache", help=about)
-        shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
-        parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
-        parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, command in self.commands.items():
-            about = f"{command.about[0].upper()}{command.about[1:]}."
-            others = f"Options of all commands, such as --root: {self.name} --help"
-            subparser = parsers.add_parser(name, help=command.about, description=about, epilog=others)
-            subparser.set_defaults(act=command.run)  # not `run`, which is an option
-            command.add_arguments(subparser)
-        namespace, rest = shared.parse_known_args()
-        return parser.parse_args(rest, namespace)
+def _parse(commands: Mapping[str, Command], program: str, about: str, epilog: str) -> argparse.Namespace:
+    """Parse the line. The shared options may also come after a command."""
+    shared = Parser(add_help=False, allow_abbrev=False)
+    root = "local folder or s3://bucket/prefix; default ./var; also as storage.root=ROOT, as in the flows"
+    shared.add_argument("--root", default="./var", help=root)
+    cache = "folder for data of a remote root; default ./var/cache"
+    shared.add_argument("--cache", default="./var/cache", help=cache)
+    shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser = Parser(prog=program, description=about, epilog=epilog, parents=[shared])
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    others = f"Options of all commands, such as --root: {program} --help"
+    for name, command in commands.items():
+        sentence = f"{command.about[0].upper()}{command.about[1:]}."
+        subparser = parsers.add_parser(name, help=command.about, description=sentence, epilog=others)
+        subparser.set_defaults(act=command.run)  # not `run`, which is an option
+        command.add_arguments(subparser)
+    namespace, rest = shared.parse_known_args()
+    return parser.parse_args(rest, namespace)

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, get_args
 
 from rich.table import Table
 
-from configs import flatten
+from configs import changed, flatten
 from storage import layout
 from storage.commands.program import Command, Output, print_error, print_progress, short, size, table, whole
 from storage.errors import DamagedError, StorageError, counted
@@ -18,7 +19,7 @@ from storage.maintenance import copying, doctor, export, gc, verify
 from storage.objects.store import Store, in_parallel
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.lineage import climb_down, descendants
-from storage.versions.manifests import Kind, Manifest, bytes_left
+from storage.versions.manifests import Kind, Manifest
 
 
 def _add_ls(parser: argparse.ArgumentParser) -> None:
@@ -116,23 +117,18 @@ def diff(store: Store, arguments: argparse.Namespace) -> Output:
     """Show only differences. A knob that one version does not have counts with its default."""
     named = (arguments.left, arguments.right)
     left, right = (manifests.read(store, aliases.resolve_version(store, name)) for name in named)
-    changed = {
-        "config": _changed(left.settings, right.settings),
-        "metrics": _changed(left.metrics, right.metrics),
-        "own_code": _changed(left.code, right.code),
+    differing = {
+        "config": changed(left.settings, right.settings),
+        "metrics": changed(left.metrics, right.metrics),
+        "own_code": changed(left.code, right.code),
     }
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
-    for name, rows in changed.items():
+    for name, rows in differing.items():
         if rows:
             parts.append(table([name, left.version, right.version], [(key, short(a), short(b)) for key, a, b in rows]))
-    if not changed["config"]:
+    if not differing["config"]:
         parts.append("the same configuration")
-    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in changed.items()}, parts)
-
-
-def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    a, b = dict(flatten(left)), dict(flatten(right))
-    return [(key, a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
+    return Output({name: {key: [a, b] for key, a, b in rows} for name, rows in differing.items()}, parts)
 
 
 def _add_alias(parser: argparse.ArgumentParser) -> None:
@@ -154,24 +150,22 @@ def alias(store: Store, arguments: argparse.Namespace) -> Output:
     name = getattr(arguments, "name", "")
     if arguments.action == "set":
         version, count = aliases.resolve_version(store, arguments.version), aliases.moves(store, name)
-        return _moves(name, [aliases.move(store, name, version, count - 1 if count else None, arguments.reason)])
-    if arguments.action == "rollback":
-        return _moves(name, [aliases.roll_back(store, name, arguments.to, arguments.reason)])
-    if arguments.action == "history":
+        moves = [aliases.move(store, name, version, count - 1 if count else None, arguments.reason)]
+    elif arguments.action == "rollback":
+        moves = [aliases.roll_back(store, name, arguments.to, arguments.reason)]
+    elif arguments.action == "history":
         if not (moves := aliases.history(store, name)):
             raise StorageError(f"there is no alias {name!r}; there are: {', '.join(aliases.names(store))}")
-        return _moves(name, moves)
-    newest = {name: aliases.current(store, name, length) for name, length in aliases.names(store).items()}
-    moved = {name: move for name, move in newest.items() if move}
-    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
-    parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in moved.items()}, parts)
+    else:
+        newest = aliases.newest(store)
+        shown = _moves(newest.items()) if newest else "no aliases yet"
+        return Output({name: asdict(move) for name, move in newest.items()}, [shown])
+    return Output([asdict(move) for move in moves], [_moves((name, move) for move in moves)])
 
 
-def _moves(name: str, moves: list[aliases.Move]) -> Output:
-    rows = [(move.number, move.version, move.at, move.by, move.reason) for move in moves]
-    shown = table(["move", "version", "at", "by", "reason"], rows, title=f"alias {name}")
-    return Output([asdict(move) for move in moves], [shown])
+def _moves(moves: Iterable[tuple[str, aliases.Move]]) -> Table:
+    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moves]
+    return table(["alias", "version", "move", "at", "by", "reason"], rows)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +174,6 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alone", action="store_true", help="do not check what the versions were made from")
     about = "make checkpoints K+1 to N of a run again from their parents and data sets, and compare; needs no VERSION"
     parser.add_argument("--replay", metavar="RUN@K..N", help=about)
-    parser.add_argument("--cache", default="./var/cache", metavar="FOLDER", help="where --replay keeps files")
 
 
 def run_verify(store: Store, arguments: argparse.Namespace) -> Output:
@@ -288,7 +281,10 @@ def _add_cp(parser: argparse.ArgumentParser) -> None:
 def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run."""
     copied = copying.copy_run(store, Store(arguments.target), arguments.run, print_progress)
-    versions, many = [manifest.version for manifest in copied], sum(in_parallel(partial(bytes_left, store), copied))
+    versions, many = (
+        [manifest.version for manifest in copied],
+        sum(in_parallel(partial(manifests.bytes_left, store), copied)),
+    )
     summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
     return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storage import layout
-from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
+from storage.errors import ConflictError, DamagedError, LeaseHeldError, StorageError
 from storage.logs.log import Log
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store, in_parallel
@@ -88,9 +88,9 @@ class Lease:
         LEASE_RENEWED.remove(self.run)
 
     def check(self) -> None:
-        """Raise LeaseLostError unless this is still the newest holder."""
+        """Raise ConflictError unless this is still the newest holder."""
         if lost := self._find_successor():
-            raise LeaseLostError(lost)
+            raise ConflictError(lost)
 
     @property
     def _log(self) -> Log:

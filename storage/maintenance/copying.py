@@ -33,7 +33,7 @@ def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambd
         DamagedError: the run cannot be copied whole, or an object did not arrive whole.
         ConflictError: `target` has a run of this name that went another way, or that is being written.
     """
-    moves = {name: aliases.current(source, name, length) for name, length in aliases.names(source).items()}
+    moves = aliases.newest(source)
     needed = _needed(source, run)  # after the aliases, so that it has what they point at
     with Lease(target, run, label="cp") as lease:
         there = in_parallel(lambda manifest: manifests.find(target, manifest.version), needed)
@@ -53,9 +53,9 @@ def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambd
             lease.check()
             _copy_version(source, target, manifest)
         for name, move in moves.items():
-            if move and name == layout.latest(run):
+            if name == layout.latest(run):
                 aliases.advance(target, name, move.version, move.by)
-            elif move and layout.run_of(move.version) == run and not aliases.current(target, name):
+            elif layout.run_of(move.version) == run and not aliases.current(target, name):
                 aliases.move(target, name, move.version, None, move.reason, move.by)
     return new
 

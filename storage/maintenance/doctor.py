@@ -47,13 +47,9 @@ def _demand(holds: bool, otherwise: str) -> None:
         raise StorageError(otherwise)
 
 
-def _new() -> bytes:
-    return uuid.uuid4().hex.encode()
-
-
 def _write(scratch: Store) -> str:
     scratch.write("write", b"to be replaced")
-    scratch.write("write", data := _new())
+    scratch.write("write", data := os.urandom(16))
     _demand((found := scratch.read("write")) == data, f"wrote {data!r}, read {found!r}")
     _demand((size := scratch.size("write")) == len(data), f"wrote {len(data)} bytes, the store reports {size}")
     return "an object was written, replaced, and read back"
@@ -64,15 +60,6 @@ def _absence(scratch: Store) -> str:
     with contextlib.suppress(FileNotFoundError):
         raise StorageError(f"an object that was never written reads as {scratch.read('never-written')[:20]!r}")
     return "absent objects are reported as absent"
-
-
-def _create(scratch: Store) -> str:
-    first = _new()
-    _demand(scratch.create("create-once", first), "the create of an absent object was refused")
-    _demand(not scratch.create("create-once", b"the second"), "the create of an existing object succeeded")
-    found = scratch.read("create-once")
-    _demand(found == first, f"a create was refused, but replaced {first!r} by {found!r}")
-    return "the second create of a key was refused, and the first object was kept"
 
 
 def _race(scratch: Store) -> str:
@@ -129,8 +116,7 @@ def _tidy(scratch: Store) -> None:
 _PROBES: dict[str, tuple[Callable[[Store], str], str]] = {
     "write": (_write, "nothing can be committed, or no stage can read what another wrote"),
     "absence": (_absence, "a run stops where it looks for a version; on AWS it needs s3:ListBucket on the bucket"),
-    "second create": (_create, "a committed version could be replaced, or no version committed: do not use this root"),
-    "race": (_race, "two writers could both think that they committed: do not use this root"),
+    "race": (_race, "two writers could both think that they committed, or none could: do not use this root"),
     "parts": (_parts, "checkpoints cannot be stored"),
     "listing": (_listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
     "delete": (_delete, "`gc --delete` fails, and the folder doctor/ stays; runs do not delete"),

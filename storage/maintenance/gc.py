@@ -185,9 +185,9 @@ def _tombstone(manifest: Manifest) -> str:
 
 def kept(store: Store, entries: Sequence[catalog.CatalogEntry], rules: Rules) -> set[str]:
     """Return the versions that aliases (those they point at, and their ancestors) or other runs keep."""
-    newest = {name: aliases.current(store, name, moves) for name, moves in aliases.names(store).items()}
-    pointed = {move.version for move in newest.values() if move}
-    heads = [move.version for name, move in newest.items() if move and not name.endswith("/latest")]
+    newest = aliases.newest(store)
+    pointed = {move.version for move in newest.values()}
+    heads = [move.version for name, move in newest.items() if not name.endswith("/latest")]
     older = {node.version for node in lineage.climb_down(store, heads)} if rules.ancestors else set[str]()
     made = ((entry.version, parent) for entry in entries if entry.kind == "checkpoint" for parent in entry.parents)
     forked = {parent for version, parent in made if layout.run_of(parent) != layout.run_of(version)}

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from configs.storage import Storage
 from storage import errors, layout
 from storage.objects.local import LocalBackend, ObjectInfo
 
@@ -51,11 +50,6 @@ class Store:
             self.backend, self._base = s3.S3Backend(request_timeout_s, patience_s), rest.strip("/")
         else:
             raise errors.StorageError(f"root {root!r}: give a local folder or s3://bucket/prefix")
-
-    @classmethod
-    def of(cls, settings: Storage) -> "Store":
-        """Open the store that the `storage` section of a configuration names."""
-        return cls(settings.root)
 
     def below(self, folder: str) -> "Store":
         """Return a store in a folder of this one, with the same backend."""

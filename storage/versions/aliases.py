@@ -8,10 +8,8 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from configs.knobs import nearest
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError, counted
-from storage.logs import catalog
 from storage.logs.log import Log
 from storage.objects.store import Store
 from storage.versions.manifests import as_parent, committed, refuse_collected
@@ -122,6 +120,12 @@ def names(store: Store) -> dict[str, int]:
     return dict(sorted(moves.items()))
 
 
+def newest(store: Store) -> dict[str, Move]:
+    """Read the newest move of each alias. Raises DamagedError as `current` does."""
+    found = {name: current(store, name, length) for name, length in names(store).items()}
+    return {name: move for name, move in found.items() if move}
+
+
 def name_of(log: str) -> str | None:
     """Return the alias whose log has the prefix `log`; None if it is not the log of an alias."""
     prefix = layout.alias("")
@@ -139,18 +143,9 @@ def resolve_version(store: Store, reference: str) -> str:
     if layout.is_alias(name) and (newest := current(store, name)):
         return newest.version
     if not committed(store, layout.check_key(name)):
-        raise DamagedError(f"{store.uri(name)} was never committed{_meant(store, name)}")
+        others = "`python -m storage ls` lists versions, `python -m storage alias` other names"
+        raise DamagedError(f"{store.uri(name)} was never committed; {others}")
     return name
-
-
-def _meant(store: Store, name: str) -> str:
-    """Say what a name that is neither an alias nor a version may mean, as the end of a sentence."""
-    try:
-        versions = [entry.version for entry in reversed(catalog.read_all(store))]
-    except DamagedError:  # `ls` names the damage
-        versions = []
-    known = [each for each in (*names(store), *versions) if each != name]
-    return nearest(name, known) or "; `python -m storage ls` lists versions, `python -m storage alias` other names"
 
 
 def _log(store: Store, name: str) -> Log:

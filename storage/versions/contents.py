@@ -21,7 +21,6 @@ _KINDS = {
     "evaluation": (records.TRAJECTORY_SCHEMA, ("trajectory_id",)),
     "annotations": (records.ANNOTATION_SCHEMA, ("trajectory_id", "turn")),
     "scores": (records.SCORE_SCHEMA, ("trajectory_id", "turn")),
-    "history": (records.HISTORY_SCHEMA, ("problem_key", "iteration")),
     "curriculum": (records.CURRICULUM_SCHEMA, ("problem_id",)),
     "audit": (records.CASE_SCHEMA, ("number",)),
     "exclusions": (records.EXCLUSION_SCHEMA, ("trajectory_id", "data_set", "problem_key")),
@@ -61,10 +60,7 @@ def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) 
         "has unknown columns": [name for name in found.names if name not in expected.names],
         "has columns of other types": [f"{it.name} {it.type}{' or null' * it.nullable}" for it in differing],
     }
-    problems = [f"{problem} {', '.join(names)}" for problem, names in kinds.items() if names]
-    if not problems and found.names != common:
-        return [f"has its columns in another order: {', '.join(found.names)}"]
-    return problems
+    return [f"{problem} {', '.join(names)}" for problem, names in kinds.items() if names]
 
 
 class RowChecker:

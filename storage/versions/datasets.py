@@ -1,7 +1,8 @@
 """Data sets: rows in Parquet shards under one manifest, written and read as a stream."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ def rows_at(store: Store, version: str, name: str, places: Sequence[int], cache:
     Raises:
         StorageError: see `rows`.
     """
-    return _chosen(fetch(store, read(store, version), name, cache), lambda table: table.take(places))
+    with _opened(fetch(store, read(store, version), name, cache)) as file:
+        return list(file.read().take(places).to_pylist())
 
 
 def rows_with(
@@ -118,18 +120,8 @@ def rows_with(
 ) -> list[dict[str, Any]]:
     """Read the rows of one file of a data set version whose column has one of the values, as `rows_at` does."""
     known = pa.array(values, pa.string())
-    path = fetch(store, read(store, version), name, cache)
-    return _chosen(path, lambda table: table.filter(pc.is_in(table[column], value_set=known)))
-
-
-def _chosen(path: Path, choose: Callable[[pa.Table], pa.Table]) -> list[dict[str, Any]]:
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            check_schema(file.schema_arrow, path)
-            found: list[dict[str, Any]] = choose(file.read()).to_pylist()
-            return found
-    except (pa.ArrowException, OSError, IndexError) as error:
-        raise DamagedError(f"{path} cannot be read as Parquet: {error}") from error
+    with _opened(fetch(store, read(store, version), name, cache)) as file:
+        return list(file.read().filter(pc.is_in(pc.field(column), value_set=known)).to_pylist())
 
 
 def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -138,12 +130,19 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[
     Raises:
         DamagedError: the file is not Parquet, damaged, or written with a newer schema.
     """
+    with _opened(path) as file:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a shard. Raises DamagedError as `read_parquet` does, also for what goes wrong in the block."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             check_schema(file.schema_arrow, path)
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+            yield file
+    except (pa.ArrowException, OSError, IndexError) as error:
         raise DamagedError(f"{path} cannot be read as Parquet: {error}") from error
 
 

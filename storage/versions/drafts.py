@@ -34,7 +34,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from storage import layout, version_names
-from storage.errors import ConflictError, DamagedError, StorageError, TakenOverError
+from storage.errors import ConflictError, DamagedError, StorageError
 from storage.logs import catalog, leases
 from storage.logs.log import Log
 from storage.objects.seal import newer, seal
@@ -259,7 +259,7 @@ class JournaledDraft(Draft):
 
     def _enter(self, values: dict[str, Any]) -> None:
         if not self._put(values):
-            raise TakenOverError(
+            raise ConflictError(
                 f"{self.store.uri(self.version)}: another writer has taken over this version; two flow runs work on "
                 "one run name. This one stops; nothing is lost"
             )

@@ -8,7 +8,6 @@ names the same parents.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 
 from storage import errors, layout
@@ -29,7 +28,6 @@ class Relative:
     version: str
     kind: str  # empty if the manifest cannot be read
     depth: int  # steps from the version where the search began
-    created_at: datetime | None
     parents: list[str]
     bytes: int
     rows: int
@@ -95,10 +93,8 @@ def _read(store: Store, depth: int, version: str) -> tuple[Relative, str, list[m
         digest = hashlib.sha256(data).hexdigest()
         manifest = manifests.parse(store, version, data)
     except (errors.DamagedError, OSError) as error:
-        return Relative(version, "", depth, None, [], 0, 0, str(error)), digest, []
-    own = Relative(
-        version, manifest.kind, depth, manifest.created_at, manifest.parent_names, manifest.bytes, manifest.rows
-    )
+        return Relative(version, "", depth, [], 0, 0, str(error)), digest, []
+    own = Relative(version, manifest.kind, depth, manifest.parent_names, manifest.bytes, manifest.rows)
     return own, digest, manifest.parents
 
 
@@ -119,8 +115,7 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     if len(trajectories) != 1 or len(scores) != 1:
         raise errors.DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
-            f"{iteration} among its parents, not one of each: the pipeline did not write it. Its parents are shown by "
-            f"python -m storage show {update}"
+            f"{iteration} among its parents, not one of each: the pipeline did not write it"
         )
     return trajectories[0], scores[0]
 

@@ -95,11 +95,6 @@ class Manifest(_Record):
     def parent_names(self) -> list[str]:
         return [parent.version for parent in self.parents]
 
-    @property
-    def imported(self) -> dict[str, Any] | None:
-        """Describe another program's trajectories that a run holds (`tasks.audit.importing`); None for others."""
-        return self.metrics.get("imported")
-
     def names_in(self, area: str) -> set[str]:
         """Return the names of the files `<area>/…`, without `<area>/`."""
         return {file.name.removeprefix(f"{area}/") for file in self.files if file.name.startswith(f"{area}/")}
@@ -126,15 +121,10 @@ def left(store: Store, manifest: Manifest) -> list[File]:
     return [file for file in manifest.files if whole or not file.name.startswith(layout.STATE)]
 
 
-def lost(store: Store, files: Sequence[File]) -> list[str]:
-    """Return the keys of those files that the store does not have, or not with their size."""
-    sizes = in_parallel(lambda file: store.find_size(file.path), files)
-    return [file.path for file, size in zip(files, sizes, strict=True) if size != file.bytes]
-
-
 def refuse_lost(store: Store, version: str, files: Sequence[File]) -> None:
     """Raise DamagedError if a version cannot be committed, because some of its files are not stored any more."""
-    if gone := lost(store, files):
+    sizes = in_parallel(lambda file: store.find_size(file.path), files)
+    if gone := [file.path for file, size in zip(files, sizes, strict=True) if size != file.bytes]:
         raise DamagedError(
             f"{store.uri(version)} was not committed: {first_few(gone)} was deleted or cut since it was written. Find "
             "out what deletes in this store; then the same command makes it again"

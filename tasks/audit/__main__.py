@@ -11,7 +11,7 @@ from pathlib import Path
 
 from configs.audit import Audit
 from storage import interrupts, layout
-from storage.commands.program import Command, Output, Program
+from storage.commands.program import Command, Output, run_command
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import manifests
@@ -76,17 +76,16 @@ def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
     return gone + [f"{case.id}: {case.detail}" for case in (*intake.damaged, *intake.foreign)]
 
 
-PROGRAM = Program(
-    name="python -m tasks.audit",
-    about=(__doc__ or "").splitlines()[0],
-    epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
-    commands={
-        "read": Command("browse trajectories, their tokens and groups, and an audit's cases", _read_arguments, _read),
-        "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
-    },
-    cached=True,
-)
-main = PROGRAM.main
+COMMANDS = {
+    "read": Command("browse trajectories, their tokens and groups, and an audit's cases", _read_arguments, _read),
+    "import": Command("make data sets of the rollouts of another program", command.add_arguments, command.run),
+}
+
+
+def main() -> int:
+    """Run the command line, and return the exit status."""
+    others = "python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems."
+    return run_command(COMMANDS, "python -m tasks.audit", __doc__, others)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def open_store(config: Config, log: Path, code: Code) -> Store:
     for name in ("tasks", "storage"):
         logging.getLogger(name).addHandler(file)
         logging.getLogger(name).setLevel(logging.INFO)
-    store = Store.of(config.storage)
+    store = Store(config.storage.root)
     if not manifests.committed(store, layout.run(config.run.name)):
         remedy = " A folder must be the same one on all nodes; else use s3://bucket/prefix" if store.is_local else ""
         raise StorageError(f"{os.uname().nodename} does not see run {config.run.name!r} in {store.root}.{remedy}")
@@ -239,7 +239,7 @@ def logs_of(config: Config) -> Path:
 
 def store_logs(config: Config, folder: str) -> None:
     """Upload the ends of all logs of the run on this node."""
-    store, root = Store.of(config.storage), logs_of(config)
+    store, root = Store(config.storage.root), logs_of(config)
     for path in sorted(root.rglob("*.log")):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))

@@ -80,7 +80,7 @@ class RayTrainer:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if self._ranks and isinstance(value, Exception):
-                keep_logs(Store.of(self._config.storage), self._config.run.name, self._ranks, [value], self._progress)
+                keep_logs(Store(self._config.storage.root), self._config.run.name, self._ranks, [value], self._progress)
         finally:
             for rank in self._ranks:
                 ray.kill(rank)

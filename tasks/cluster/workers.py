@@ -209,7 +209,7 @@ class WorkerStarter(Collector):
         try:
             if isinstance(value, Exception):
                 causes = [self.scheduler.first_loss or value, value]
-                keep_logs(Store.of(self._config.storage), self._config.run.name, processes, causes, self._progress)
+                keep_logs(Store(self._config.storage.root), self._config.run.name, processes, causes, self._progress)
             if kind is None or issubclass(kind, Exception):
                 closing = [process.close.remote() for process in processes]  # let it end by itself
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)

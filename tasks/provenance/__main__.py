@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from storage import interrupts
-from storage.commands.program import Command, Output, Program, table
+from storage.commands.program import Command, Output, run_command, table
 from storage.errors import counted, first_few
 from storage.objects.store import Store
 from storage.visible import visible
@@ -27,9 +27,8 @@ _MOST_CHARACTERS = 200
 _MOST_ROWS = 20
 
 
-def _add_problem(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("problem", metavar="PROBLEM", nargs=nargs)
-    parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("problem", metavar="PROBLEM")
 
 
 def _problem(problem: FoundProblem) -> str:
@@ -85,7 +84,7 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
     """Print the updates, trajectories, evaluations, checkpoints and aliases of a problem, and advice."""
-    answer = questions.impact(store, arguments.problem, Path(arguments.cache), by_prompt=arguments.prompt)
+    answer = questions.impact(store, arguments.problem, Path(arguments.cache))
     outcomes = Counter(each["outcome"] for each in answer.trajectories)
     by_outcome = [f"{count} {'' if name == 'unscored' else 'scored '}{name}" for name, count in outcomes.items()]
     counts = (
@@ -128,7 +127,7 @@ def _advice(store: Store, answer: Impact) -> list[str]:
 
 
 def _add_exclude(parser: argparse.ArgumentParser) -> None:
-    _add_problem(parser, "?")
+    parser.add_argument("problem", metavar="PROBLEM", nargs="?")
     about = "instead of PROBLEM: a file of trajectory ids, one in each line"
     parser.add_argument("--ids", metavar="FILE", type=Path, help=about)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
@@ -144,7 +143,7 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
         ids = [line.strip() for line in text.splitlines()]
         proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
     else:
-        proposal = questions.propose_problem(store, arguments.problem, cache, reason, by_prompt=arguments.prompt)
+        proposal = questions.propose_problem(store, arguments.problem, cache, reason)
     version = commit_exclusions(store, proposal.rows)
     override = f"problems.exclusions=[{version}]"
     made = f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
@@ -166,14 +165,12 @@ COMMANDS = {
     "training-data": Command("list what a checkpoint was trained on", _add_training_data, training_data),
     "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
 }
-PROGRAM = Program(
-    name="python -m tasks.provenance",
-    about=(__doc__ or "").splitlines()[0],
-    epilog="PROBLEM: an id, a key (32 hex digits of its content) or, with --prompt, a part of the prompt.",
-    commands=COMMANDS,
-    cached=True,
-)
-main = PROGRAM.main
+
+
+def main() -> int:
+    """Run the command line, and return the exit status."""
+    problem = "PROBLEM: an id, a key (32 hex digits of its content) or the whole prompt."
+    return run_command(COMMANDS, "python -m tasks.provenance", __doc__, problem)
 
 
 if __name__ == "__main__":

@@ -120,14 +120,13 @@ class Proposal:
     unknown: dict[str, str]  # data sets that cannot be read, so that rows of them may be missing, with the reason
 
 
-def impact(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) -> Impact:
+def impact(store: Store, problem: str, cache: Path) -> Impact:
     """Find everything that depends on a problem.
 
     Args:
         store: the store of the checkpoints.
         problem: an id or a key, see `find_problem`.
         cache: local folder for objects of a remote root.
-        by_prompt: `problem` is a part of the prompt.
 
     Raises:
         ValueError: `problem` means no problem or several.
@@ -135,7 +134,7 @@ def impact(store: Store, problem: str, cache: Path, *, by_prompt: bool = False) 
     """
     index = TrainingIndex(store, cache)
     with index.opened():
-        found = find_problem(index, problem, by_prompt=by_prompt)
+        found = find_problem(index, problem)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
         uses, versions = list(_uses(index)), index.versions_with(found.key)
         unreadable = index.unreadable_data_sets(found.key)
@@ -306,15 +305,14 @@ def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[
     return counts, [checkpoint for run, checkpoint in newest.items() if checkpoint and run != leave_out]
 
 
-def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
-    """Return the one problem that `text` means: an id or a key, or, with `by_prompt`, a part of the prompt in any case.
+def find_problem(index: TrainingIndex, text: str) -> FoundProblem:
+    """Return the one problem that `text` means: a key, an id or a whole prompt.
 
     Raises:
         ValueError: `text` means no problem, or several (the message lists them), or cannot be stored.
     """
     check_plain({"PROBLEM": text})
-    by_text = ("prompt = ?", "contains(lower(prompt), lower(?))")
-    for reading in by_text if by_prompt else ("key = ?", "problem_id = ?"):
+    for reading in ("key = ?", "problem_id = ?", "prompt = ?"):
         rows = index.database.all(
             f"""select key, list(distinct problem_id order by problem_id), min(prompt), min(solutions)
             from problem_ids join problem_contents using (key)
@@ -333,10 +331,10 @@ def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) ->
         if rows:
             return FoundProblem(*rows[0])
     count = int(index.database.number("select count(distinct key) from problem_ids"))
-    raise ValueError(f"none of the {count} known problems has {text!r} as id or key, or, with --prompt, in its prompt")
+    raise ValueError(f"none of the {count} known problems has {text!r} as id, key or prompt")
 
 
-def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_prompt: bool = False) -> Proposal:
+def propose_problem(store: Store, problem: str, cache: Path, reason: str) -> Proposal:
     """Propose to exclude a whole problem, and list its trajectories.
 
     Args:
@@ -344,7 +342,6 @@ def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_
         problem: an id or a key, see `trained_on`.
         cache: local folder for objects of a remote root.
         reason: why the problem is excluded, for later readers.
-        by_prompt: `problem` is a part of the prompt.
 
     Raises:
         ValueError: `problem` means no problem or several, or the reason is empty or cannot be stored.
@@ -352,7 +349,7 @@ def propose_problem(store: Store, problem: str, cache: Path, reason: str, *, by_
     _check(reason)
     index = TrainingIndex(store, cache)
     with index.opened():
-        found = find_problem(index, problem, by_prompt=by_prompt)
+        found = find_problem(index, problem)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
         rows, trained = _excluded(index, reason, whole=True)
         unknown = {version: index.unknown[version] for version in sorted(index.unreadable_data_sets(found.key))}

@@ -36,7 +36,7 @@ def nights(config: Config) -> str:
 
 def roll_back(config: Config) -> str:
     """restore the champion before the present one, and print what that undoes"""
-    store, alias = Store.of(config.storage), config.retrain.champion
+    store, alias = Store(config.storage.root), config.retrain.champion
     moves = aliases.history(store, alias)
     promotions = _promotions(moves)
     if len(promotions) < 2:
@@ -54,7 +54,7 @@ def roll_back(config: Config) -> str:
 
 def retry(config: Config, night: int) -> str:
     """let the problems of a rejected or rolled back night wait for the next night, even if they were set aside"""
-    store, name = Store.of(config.storage), config.run.name
+    store, name = Store(config.storage.root), config.run.name
     with Lease(store, name, label="retry") as lease:
         log = Nights(store, name, lease)
         records = log.read()
@@ -69,7 +69,7 @@ def retry(config: Config, night: int) -> str:
 
 def give_up(config: Config) -> str:
     """end a night that cannot finish; its problems wait for the next night"""
-    store, name = Store.of(config.storage), config.run.name
+    store, name = Store(config.storage.root), config.run.name
     with Lease(store, name, label="give-up") as lease:
         log = Nights(store, name, lease)
         records = log.read()
@@ -94,7 +94,7 @@ def give_up(config: Config) -> str:
 
 def _open_store(config: Config) -> Store:
     """Open the store. An empty store is an error: a mistyped root would look like a retraining without nights."""
-    store = Store.of(config.storage)
+    store = Store(config.storage.root)
     catalog.check_not_empty(store)
     return store
 

@@ -48,7 +48,7 @@ class VersionTrainer:
 
     def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
         self._config, self._mesh, self._trainer = config, mesh, Trainer(config, mesh)
-        self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
+        self._store, self._cache = Store(config.storage.root), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
         self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None
 

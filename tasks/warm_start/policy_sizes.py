@@ -66,7 +66,7 @@ def policy_place(config: Config) -> str:
     if not config.policy.fork:
         remedy = "give policy.path=math-mt-ppo/demo, or end a night that began with it by --give-up"
         raise ValueError(f"policy.warm_start: no policy is taught any more; {remedy}")
-    return Store.of(config.storage).uri(layout.checkpoint_of(config.policy.fork))
+    return Store(config.storage.root).uri(layout.checkpoint_of(config.policy.fork))
 
 
 def policy_tokenizer(config: Config) -> "tuple[PreTrainedTokenizerBase, int | None, tuple[int, ...]]":

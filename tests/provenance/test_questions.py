@@ -64,23 +64,20 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
 
 
 def test_a_problem_is_named_by_its_id_its_key_or_its_prompt(family: Place, tmp_path: Path) -> None:
-    """Ids may be row numbers: an id of several problems asks for the key. A whole prompt is preferred to a part.
-
-    Otherwise "1 + 1" could not be asked for next to "1 + 11".
-    """
+    """Ids may be row numbers: an id of several problems asks for the key. A part of a prompt names no problem."""
     with pytest.raises(ValueError, match="'1' means 2 different problems: give the key of one") as refused:
         impact(family.store, "1", tmp_path)
     assert f"{key(ONE)}  1: What is 1 + 1? -> 2" in str(refused.value)
     assert f"{key(OTHER)}  1: What is 5 + 5? -> 10" in str(refused.value)
-    for text, by_prompt in ((key(OTHER), False), ("IS 5", True)):
-        answer = impact(family.store, text, tmp_path, by_prompt=by_prompt)
+    for text in (key(OTHER), OTHER.prompt):
+        answer = impact(family.store, text, tmp_path)
         assert answer.problem.prompt == OTHER.prompt
         assert [use.checkpoint for use in answer.uses] == [layout.checkpoint("b", 1)]
     with pytest.raises(ValueError, match="none of the 3 known problems has '3'"):
         impact(family.store, "3", tmp_path)
     family.problems(ONE, replace(ONE, problem_id="3", prompt=ONE.prompt + "1"))
     family.problems(replace(ONE, problem_id="z"))
-    assert impact(family.store, ONE.prompt, tmp_path, by_prompt=True).problem.problem_ids == ["1", "z"]
+    assert impact(family.store, ONE.prompt, tmp_path).problem.problem_ids == ["1", "z"]
 
 
 STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
@@ -257,7 +254,7 @@ def test_how_often_problems_were_solved(family: Place, tmp_path: Path) -> None:
 def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are cut, JSON is complete: there unknown versions have reasons, and trajectories run and iteration."""
     call = caller(family.store)
-    printed = call("impact", "--prompt", "1 + 1")
+    printed = call("impact", ONE.prompt)
     assert f"{A[2]}   runs/a/trajectories/000001   3          3" in printed
     assert "affected: 4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints" in printed
     assert f"exclude {key(ONE)} --reason" in printed

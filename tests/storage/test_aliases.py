@@ -60,13 +60,3 @@ def test_uncommitted_versions_and_invalid_names_are_refused(store: Store) -> Non
         with pytest.raises(StorageError, match="alias name"):
             aliases.move(store, name, commit(store, 1), None)
     assert aliases.names(store) == {}
-
-
-def test_references(store: Store) -> None:
-    """A version is found by its name, its URI and its aliases; any other reference is an error."""
-    version = commit(store, 1)
-    aliases.move(store, "r/best", version, None)
-    for reference in (version, store.uri(version), "r/best", f"{version}/"):
-        assert aliases.resolve_version(store, reference) == version
-    with pytest.raises(StorageError, match="never committed"):
-        aliases.resolve_version(store, "r/wurst")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from storage import layout
 from storage.errors import UnavailableError
 from storage.logs import catalog
 from storage.maintenance.verify import verify
@@ -20,7 +19,6 @@ from storage.records import SCORE_SCHEMA, Score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tests.support.fault_proxy import ALL, FaultProxy
-from tests.support.s3_server import Endpoint, Rgw, make_bucket
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.long
@@ -86,25 +84,10 @@ def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPat
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_the_server_may_die_and_come_back(rgw: Rgw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Writers wait for a server that is killed during commits and started again; each version is committed once."""
-    bucket = make_bucket(Endpoint(rgw.endpoint, is_ours=True), monkeypatch)
-    store = Store(f"s3://{bucket}/root")
-    with ThreadPoolExecutor(1) as executor:
-        wins = executor.submit(commit_all, bucket)
-        while not store.exists(f"{layout.CATALOG}/00000000.json"):  # the first writer is about to commit
-            time.sleep(0.01)
-        rgw.kill_gateway()
-        time.sleep(1.5)
-        rgw.start_gateway()
-    assert_each_once(store, wins.result(), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("code", "status", "is_retried"),
     [
         ("ConditionalRequestConflict", 409, True),
-        ("PreconditionFailed", 412, False),
         ("InternalError", 500, True),
         ("NotImplemented", 501, False),
         ("RequestTimeout", 400, True),

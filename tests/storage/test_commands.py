@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.__main__ import PROGRAM, main
-from storage.logs.log import Log
+from storage.__main__ import main
+from storage.commands.store import COMMANDS
 from storage.objects.store import Store
 from storage.versions import aliases
 from tests.support.chain_helpers import commit_run, commit_text
@@ -69,8 +69,8 @@ def test_ls(filled: Store) -> None:
     assert "runs/r/trajectories/000000" in call(filled.root, "ls")
 
 
-def test_show_and_diff(filled: Store) -> None:
-    """`show` prints one version, and `diff` the differences between two; names, URIs and aliases are accepted."""
+def test_show_diff_and_lineage(filled: Store) -> None:
+    """They print one version, the differences between two, and those around one; URIs and aliases are accepted."""
     shown = data(filled.root, "show", "r/latest")
     assert shown["version"] == layout.checkpoint("r", 1)
     assert "config" not in shown
@@ -81,18 +81,9 @@ def test_show_and_diff(filled: Store) -> None:
     difference = data(filled.root, "diff", layout.checkpoint("r", 0), "r/latest")
     metrics = {"[x]": [None, 1], "loss": [None, 0.25]}
     assert difference == {"config": {"algorithm.eps_clip": [0.2, 0.3]}, "metrics": metrics, "own_code": {}}
-
-
-def test_lineage_both_ways(filled: Store) -> None:
-    """Lineage leads down to the beginning of the run, and up to the versions made from a data set."""
-    down = {row["version"] for row in data(filled.root, "lineage", "r/latest")}
-    assert down == {
-        *(layout.checkpoint("r", number) for number in (0, 1)),
-        layout.trajectories("r", 0),
-        layout.run("r"),
-    }
-    up = [row["version"] for row in data(filled.root, "lineage", layout.trajectories("r", 0), "--up")]
-    assert up == [layout.checkpoint("r", 1)]
+    up = data(filled.root, "lineage", layout.trajectories("r", 0), "--up")
+    assert [row["version"] for row in up] == [layout.checkpoint("r", 1)]
+    assert len(data(filled.root, "lineage", "r/latest")) == 4
 
 
 def test_verify_ends_with_1_after_damage(filled: Store) -> None:
@@ -121,7 +112,9 @@ def test_alias_commands(filled: Store) -> None:
         "roll back to move 0",
     ]
     assert set(data(root, "alias")) == {"champion", "r/latest"}
-    assert "there is no alias 'nobody'" in call(root, "alias", "history", "nobody", status=1)
+    assert "there is no alias 'nobody'; there are: champion, r/latest" in call(
+        root, "alias", "history", "nobody", status=1
+    )
 
 
 def test_gc_deletes_only_if_asked(filled: Store) -> None:
@@ -139,10 +132,6 @@ def test_gc_deletes_only_if_asked(filled: Store) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "runs/s/checkpoints/000007"], "was never committed, did you mean 'runs/r/checkpoints/000001'?"),
-        (["show", "r"], "r was never committed, did you mean 'r/latest'?"),
-        (["show", "runs/r/trajectories/0"], "0 was never committed, did you mean 'runs/r/trajectories/000000'?"),
-        (["show", "r/lastest"], "was never committed, did you mean 'r/latest'?"),
         (["show", "../../etc/passwd"], "climbs out of the root"),
         (["lineage", "nobody"], "was never committed; `python -m storage ls` lists versions"),
     ],
@@ -154,7 +143,7 @@ def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: lis
 
 
 def test_help() -> None:
-    for command in PROGRAM.commands:
+    for command in COMMANDS:
         assert f"usage: python -m storage {command}" in call(".", command, "--help")
 
 
@@ -175,18 +164,6 @@ def test_damage_is_named_and_hides_no_other_version(filled: Store, damage: str) 
         assert data(filled.root, "repair") == {"filled": [damaged], "entered": [lost]}
         assert data(filled.root, "verify")["findings"] == []
         assert len(data(filled.root, "ls")) == 4
-
-
-def test_alias_names_damage(filled: Store) -> None:
-    """The error names the damaged entry and what sets the alias again."""
-    aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
-    number = Log(filled, layout.alias("champion")).append({"version": 7})
-    printed = call(filled.root, "alias", status=1)
-    assert f"aliases/champion/{number:08d}.json" in printed
-    assert "alias set champion VERSION" in printed
-    call(filled.root, "alias", "set", "champion", "r/latest")
-    assert set(data(filled.root, "alias")) == {"champion", "r/latest"}
-    assert "there are: champion, r/latest" in call(filled.root, "alias", "history", "nobody", status=1)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +187,6 @@ def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], 
     [
         ("gc --keep-last 0", "argument --keep-last: '0' is not a whole number of at least 1"),
         ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is not a whole number of at least 0"),
-        ("ls -n x", "argument -n/--last: 'x' is not a whole number of at least 1"),
-        ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )
 def test_meaningless_numbers_are_refused(line: str, message: str) -> None:

@@ -35,14 +35,6 @@ class CheckThenWrite(LocalBackend):
         return True
 
 
-class Overwriting(LocalBackend):
-    """A `create` of a server that ignores the condition and overwrites."""
-
-    def create(self, path: str, data: bytes) -> bool:
-        self.write(path, data)
-        return True
-
-
 class Lying(LocalBackend):
     """A backend that returns wrong bytes, and does not delete."""
 
@@ -86,7 +78,6 @@ class Refusing(LocalBackend):
     ("backend", "problem"),
     [
         (CheckThenWrite(), "race: 16 writers created one object at once, and .* do not use this root"),
-        (Overwriting(), "second create: .* an existing object succeeded. So a committed version could be replaced"),
         (Lying(), "write: wrote b.*So nothing can be committed"),
         (Stale(), "listing: an object just written is not listed. So `gc` would miss leftovers"),
         (Secretive(), "absence: .*Access Denied.*needs s3:ListBucket"),

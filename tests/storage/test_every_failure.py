@@ -23,7 +23,6 @@ from storage.logs.leases import Lease, own_identity
 from storage.logs.nights import Nights
 from storage.maintenance import gc
 from storage.maintenance.copying import copy_run
-from storage.maintenance.export import export
 from storage.maintenance.verify import check_logs, repair, verify
 from storage.objects.local import ObjectInfo
 from storage.objects.store import Store
@@ -203,15 +202,6 @@ def copy(store: Store) -> None:
     copy_run(store, beside(store), "r")
 
 
-def write_out(store: Store) -> None:
-    """An export appears whole, or not at all."""
-    folder = cast("Objects", store.backend).folder / "exported"
-    if folder.exists():
-        assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
-    else:
-        export(store, cast("Any", SECOND), folder)
-
-
 Scene = tuple[Callable[[Store], None], Callable[[Store], object]]
 """What prepares the store, and the command."""
 
@@ -224,9 +214,8 @@ SCENES: dict[str, Scene] = {
     "gc": (four_checkpoints_and_leftovers, collect),
     "repair": (lose_entries, repair),
     "copy": (run_of_two, copy),
-    "export": (run_of_two, write_out),
 }
-MANY_CALLS = ("run", "gc", "repair", "copy", "export")
+MANY_CALLS = ("run", "gc", "repair", "copy")
 """Scenes that take seconds for each way to fail: `make test-long` plays them, and `make test` one way of most."""
 
 
@@ -264,7 +253,6 @@ def _outcome(store: Store, folder: Path) -> dict[str, Any]:
         "rows": sorted(row.trajectory_id for row in rows),
         "leases": [run for run in ("r", "played", "nightly") if leases.is_held(store, run)],
         "nights": Nights(store, "nightly").read(),
-        "exported": sorted(path.name for path in folder.glob("exported*/*")),
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage import layout
-from storage.errors import LeaseHeldError, LeaseLostError, StorageError
+from storage.errors import ConflictError, LeaseHeldError, StorageError
 from storage.logs import leases
 from storage.logs.leases import Lease, is_alive, own_identity
 from storage.logs.log import Log
@@ -134,7 +134,7 @@ def test_a_holder_that_was_taken_over_cannot_commit(any_store: Store) -> None:
         assert Log(Store(any_store.root), layout.lease("r")).put(1, successor)
         with (
             Draft(any_store, "runs/r/scores/000000/a", "scores") as draft,
-            pytest.raises(LeaseLostError, match="taken over by flow run new-newt"),
+            pytest.raises(ConflictError, match="taken over by flow run new-newt"),
         ):
             draft.commit(Provenance(config={}, fence=sleeper), [])
     assert not committed(any_store, draft.version)

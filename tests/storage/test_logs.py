@@ -48,16 +48,6 @@ def test_the_end_is_found_in_few_requests(length: int, known: int) -> None:
     assert len(requests) <= 1 + (0 if length == known else 1.6 * (length - known).bit_length() + 2)
 
 
-def test_entries_are_numbered_and_stay(any_store: Store) -> None:
-    """Another reader finds the appended entries in order."""
-    log = Log(any_store, "some/log")
-    assert log.last() is None
-    for number in range(5):
-        assert log.append({"value": number}) == number
-    other = Log(Store(any_store.root), "some/log")
-    assert [other.read(number)["value"] for number in range(other.length())] == list(range(5))
-
-
 @pytest.mark.parametrize("body", [b'{\n "a": \n}', b"{" + b'"a": [' * 100_000 + b"\n}", b'{\n "a": "\xff"\n}'])
 def test_invalid_json_with_a_right_digest_is_damage(store: Store, body: bytes) -> None:
     """Reading an entry that is not JSON raises the error for damage, though its digest is right."""

@@ -247,7 +247,6 @@ def test_torchs_folder_is_nobody_elses(home: str, place: Path, tmp_path: Path, m
     ("limits", "asked"),
     [
         ((1024, 4096), [(4096, 4096)]),
-        ((5000, 5000), []),
         ((64, resource.RLIM_INFINITY), [(2**20, resource.RLIM_INFINITY)]),
     ],
 )

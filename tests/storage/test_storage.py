@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,19 +116,10 @@ def test_keys_cannot_climb_out(store: Store, key: str) -> None:
         store.put(key, Path(__file__))
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"x" * path.stat().st_size), Path.unlink])
-def test_damaged_data_are_not_read(damage: Callable[[Path], object], store: Store, tmp_path: Path) -> None:
-    """Reading a damaged data object raises an error and returns no rows.
-
-    Its size is compared first: to hash a hole of a terabyte would take an hour.
-    """
+def test_the_size_of_data_is_compared_before_they_are_read(store: Store, tmp_path: Path) -> None:
+    """To hash a hole of a terabyte would take an hour. `verify` has a test of other damage."""
     manifest = commit_scores(store, "runs/r/scores/000000/x")
-    path = Path(store.path(manifest.files[0].path))
-    damage(path)
-    with pytest.raises(StorageError, match=r"does not match the sha256|is missing"):
-        list(datasets.rows(store, manifest.version, tmp_path))
-    path.touch()
-    os.truncate(path, 2**40)
+    os.truncate(store.path(manifest.files[0].path), 2**40)
     with pytest.raises(StorageError, match="has 1099511627776 bytes, its manifest says"):
         list(datasets.rows(store, manifest.version, tmp_path))
 
@@ -143,15 +133,6 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
         draft.commit(PROVENANCE, [])
     with pytest.raises(StorageError, match="schema 99"):
         list(datasets.rows(store, draft.version, tmp_path))
-
-
-def test_parents_carry_the_hash_of_their_manifest(store: Store) -> None:
-    """A manifest holds the hashes of its parents' manifests, and every parent must be committed."""
-    parent = commit_scores(store, "runs/r/scores/000000/x").version
-    with Draft(store, "runs/r/scores/000001/x", "scores") as draft:
-        with pytest.raises(StorageError, match="never committed"):
-            draft.commit(PROVENANCE, ["runs/r/scores/000009/x"])
-        assert draft.commit(PROVENANCE, [parent]).parents == [manifests.as_parent(store, parent)]
 
 
 def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
@@ -177,17 +158,6 @@ def commit_checkpoint(store: Store, folder: Path, canary: Canary, cache: Path | 
     version = layout.checkpoint("r", 7)
     checkpoints.commit(store, version, model, state, canary, PROVENANCE, [], {}, cache)
     return version
-
-
-def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None:
-    """Model, train state and canary are read back as committed, from every kind of store."""
-    canary = Canary([1, 2], [-0.5])
-    version = commit_checkpoint(any_store, tmp_path, canary)
-    opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache", state=True)
-    assert (opened.number, opened.canary) == (7, canary)
-    assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
-    assert opened.state is not None
-    assert (opened.state / "optimizer.safetensors").read_text() == "optimizer.safetensors"
 
 
 @pytest.mark.parametrize("name", ["model/additional_chat_templates/other.jinja", "state/critic.safetensors"])

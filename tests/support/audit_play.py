@@ -22,7 +22,7 @@ from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
 from tasks.tables.sets import fetch_data_sets, select
 from tests.support.audit_scene import play
-from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
+from tests.support.chain_helpers import FIRST, PROBLEMS, PROVENANCE, SCORES, TRAJECTORIES, commit_rows
 from tests.support.train_helpers import make_trajectory
 
 FEEDBACK = "Your answer is wrong. Try again."
@@ -90,12 +90,12 @@ class Audited:
         commit_rows(store, PROBLEMS, "problems", [SUM], [])
 
     def add_policy(self, model: Path) -> None:
-        checkpoints.commit(self.store, FIRST, model, None, Canary([1], []), provenance(0), [], {})
+        checkpoints.commit(self.store, FIRST, model, None, Canary([1], []), PROVENANCE, [], {})
 
     def add(self, rows: Sequence[Trajectory], *scores: Score, parents: Sequence[str] = (FIRST, PROBLEMS)) -> None:
-        commit_rows(self.store, TRAJECTORIES, "trajectories", list(rows), list(parents), 1)
+        commit_rows(self.store, TRAJECTORIES, "trajectories", list(rows), list(parents))
         if scores:
-            commit_rows(self.store, SCORES, "scores", list(scores), [TRAJECTORIES], 1)
+            commit_rows(self.store, SCORES, "scores", list(scores), [TRAJECTORIES])
 
     def run(self, check: str, **settings: Any) -> Outcome:
         """Run a check; return its measurement and cases."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save, save_file
 
 from storage import layout
 from storage.logs.leases import Lease
@@ -31,21 +31,8 @@ SCORES = layout.scores("r", 0, "5c0e")
 CHAIN = [PROBLEMS, RUN, FIRST, TRAJECTORIES, SCORES, SECOND]
 SHARD, WEIGHTS = "part-00000.parquet", "model/model.safetensors"
 ROWS = [make_trajectory(f"t{number}", [[7, 8], [9]]) for number in range(3)]
+PROVENANCE = Provenance(config={"run": {"name": "r"}})
 VERDICTS = [score for row in ROWS for score in make_scores(row.trajectory_id, 0.0, 1.0)]
-
-
-class Held(Lease):
-    """The right to write a run, without a store."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def check(self) -> None:
-        """Accept: this lease is never lost."""
-
-
-def provenance(token: int) -> Provenance:
-    return Provenance(config={"run": {"name": "r"}}, fence=Held(token))
 
 
 def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Canary) -> Store:
@@ -53,16 +40,12 @@ def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Can
     problems = [Problem(f"p{number}", "What is 1 + 1?", ["2"]) for number in range(3)]
     commit_rows(store, PROBLEMS, "problems", problems, [])
     with Draft(store, RUN, "run") as draft:
-        draft.commit(provenance(0), [])
-    checkpoints.commit(store, FIRST, model, None, canary, provenance(0), [RUN], {})
-    commit_trajectories(store, [FIRST, PROBLEMS])
-    commit_rows(store, SCORES, "scores", VERDICTS, [TRAJECTORIES], token=1)
-    checkpoints.commit(store, SECOND, model, state, canary, provenance(1), [FIRST, TRAJECTORIES, SCORES], {})
+        draft.commit(PROVENANCE, [])
+    checkpoints.commit(store, FIRST, model, None, canary, PROVENANCE, [RUN], {})
+    commit_rows(store, TRAJECTORIES, "trajectories", ROWS, [FIRST, PROBLEMS])
+    commit_rows(store, SCORES, "scores", VERDICTS, [TRAJECTORIES])
+    checkpoints.commit(store, SECOND, model, state, canary, PROVENANCE, [FIRST, TRAJECTORIES, SCORES], {})
     return store
-
-
-def commit_trajectories(store: Store, parents: Sequence[str]) -> Manifest:
-    return commit_rows(store, TRAJECTORIES, "trajectories", ROWS, parents, token=1)
 
 
 def commit_rows(
@@ -71,16 +54,15 @@ def commit_rows(
     kind: manifests.Kind,
     rows: Sequence[Any],
     parents: Sequence[str],
-    token: int = 0,
     *,
     config: dict[str, Any] | None = None,
     shard: int = 2,
 ) -> Manifest:
-    """Commit rows in shards of `shard`, with a configuration or as another writer of the run `r`."""
+    """Commit rows in shards of `shard`, by default with the configuration of `PROVENANCE`."""
     schema = {"problems": PROBLEM_SCHEMA, "scores": SCORE_SCHEMA}.get(kind, TRAJECTORY_SCHEMA)
     with Draft(store, version, kind) as draft:
         datasets.write_rows(draft, schema, rows, shard)
-        return draft.commit(provenance(token) if config is None else Provenance(config=config), parents)
+        return draft.commit(PROVENANCE if config is None else Provenance(config=config), parents)
 
 
 def commit_text(
@@ -164,14 +146,11 @@ def rewrite_shard(store: Store, version: str, change: Callable[[pa.Table], pa.Ta
     replace_file(store, version, name, parquet_bytes(table), rows=table.num_rows)
 
 
-def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object]) -> None:
     """Replace the weights of `SECOND`, and update the manifest."""
-    path = tmp_path / "changed.safetensors"
-    path.write_bytes(store.read(key(store, SECOND, WEIGHTS)))
-    tensors = load_file(path)
+    tensors = {name: tensor.copy() for name, tensor in load(store.read(key(store, SECOND, WEIGHTS))).items()}
     change(tensors)
-    save_file(tensors, path, {"format": "pt"})
-    replace_file(store, SECOND, WEIGHTS, path.read_bytes())
+    replace_file(store, SECOND, WEIGHTS, save(tensors, {"format": "pt"}))
 
 
 def nonces(folder: Path) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """A real S3 server for tests: Ceph's object gateway (RGW), one monitor and one disk, on loopback and in one folder."""
 
+import contextlib
 import secrets
 import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -124,35 +124,28 @@ class Rgw:
     def __enter__(self) -> Self:
         try:
             self._make()
-            self.start_gateway()
+            self._start_gateway()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._running):
-            self._kill(name)
+        for daemon in self._running.values():
+            daemon.kill()
+            daemon.wait()
 
-    def kill_gateway(self) -> None:
-        """Send SIGKILL to the gateway only."""
-        self._kill(_GATEWAY)
-
-    def start_gateway(self) -> None:
-        """Start the gateway, always at the same port; return when it answers."""
+    def _start_gateway(self) -> None:
+        """Start the gateway; return when it answers."""
         self._spawn(_GATEWAY)
         limit = time.monotonic() + _TIMEOUT_S
-        while not self._answers():
+        while True:
+            with contextlib.suppress(OSError):  # URLError is one
+                urllib.request.urlopen(self.endpoint, timeout=10).close()
+                return
             if self._running[_GATEWAY].poll() is not None or time.monotonic() > limit:
                 raise RuntimeError(f"{_GATEWAY} does not answer:\n{self._logs()}")
             time.sleep(0.02)
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(self.endpoint, timeout=10).close()
-        except (urllib.error.URLError, OSError):
-            return False
-        return True
 
     def _make(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -183,10 +176,6 @@ class Rgw:
         line = ["setpriv", "--pdeathsig", "KILL", name, "-c", str(self._config), "-f", *_DAEMONS[name]]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = _STARTER.submit(_popen, line, log.fileno()).result()
-
-    def _kill(self, name: str) -> None:
-        self._running[name].kill()
-        self._running.pop(name).wait()
 
     def _logs(self) -> str:
         """Return the ends of all logs."""

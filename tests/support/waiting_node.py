@@ -38,7 +38,7 @@ class UnprovenNode(NodeWorker):
     """A worker whose servers need not prove which weights they have."""
 
     def _open_store(self) -> Store:
-        return Store.of(self._config.storage)
+        return Store(self._config.storage.root)
 
     def _open_engine(self) -> UnprovenEngine:
         return UnprovenEngine(self._config.inference, self._config.rollout, self._logs)

@@ -187,7 +187,7 @@ def _commit(
                     chat.tokenizer.save_pretrained(draft.scratch / "model")
                     draft.add_folder(draft.scratch / "model", "model")
                 draft.commit(provenance, [], {"imported": holds})
-        if manifests.read(store, layout.run(name)).imported != holds:
+        if manifests.read(store, layout.run(name)).metrics.get("imported") != holds:
             raise ValueError(f"the run {name} exists and holds something else: give another --name")
         if not manifests.committed(store, problem_set):
             with Draft(store, problem_set, "problems") as draft:
