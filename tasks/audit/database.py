@@ -67,7 +67,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         database = AuditDatabase(opened.connection, opened.folder)
         database.create("cases", "check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar", [])
         database.set("left_out", [])
-        numbers, kinds = {each.version: each.number for each in data_sets}, ("damaged", "strays", "foreign", "orphaned")
+        numbers, kinds = {each.version: each.number for each in data_sets}, ("damaged", "foreign", "orphaned")
         noted = [(kind, case) for kind in kinds for case in getattr(intake, kind)]
         rows = [(kind, case.id, numbers.get(case.data_set), case.detail) for kind, case in noted]
         database.create("intake", "kind varchar, id varchar, data_set integer, detail varchar", rows)

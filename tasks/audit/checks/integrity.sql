@@ -3,17 +3,14 @@
 -- check: damaged_objects
 -- unit: object
 -- needs: nothing
--- Objects that differ from their manifests, and those that no manifest names (`tasks.tables.sets`). Damaged objects are
--- left out of all other checks; objects that no manifest names are never read.
-select id, data_set, detail from intake where kind in ('damaged', 'strays')
+-- Objects that are missing or differ from their manifests. They are left out of all other checks.
+select id, data_set, detail from intake where kind = 'damaged'
 -- measured:
-select damaged + strays, objects, format('{} of {} objects are missing or damaged', damaged, objects)
-    || if(strays > 0, format('; {} objects are named by no manifest', strays), '')
+select damaged, objects, format('{} of {} objects are missing or damaged', damaged, objects)
     || if(collected > 0, format('; the data of {} data sets were collected by gc', collected), '')
 from (
-    select count(*) filter (kind = 'damaged') as damaged, count(*) filter (kind = 'strays') as strays,
-        getvariable('objects') as objects, getvariable('collected') as collected
-    from intake
+    select cases_of('damaged_objects', 'object') as damaged, getvariable('objects') as objects,
+        getvariable('collected') as collected
 )
 
 -- check: wrong_schema
