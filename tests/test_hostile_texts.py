@@ -66,6 +66,9 @@ READERS: dict[str, Callable[[str], object]] = {
     **{read.__name__: read for read in (split, without_thoughts, opened_by)},
     "what follows an opened thought": partial(after, "<think>"),
     "calls of the template": answers._CALL.findall,
+    "a judge's number": lambda text: [
+        _own_number(f"{before}{text}\nScore: 8", 10) for before in ("", "Score: 1 out of ")
+    ],
     "second checker": lambda text: opinion(text, ["5"]),
     "second checker's comparison": lambda text: compare(text, "5"),
     "stated answers": lambda text: stated(text[: LENGTH // 10], ["5"]),
@@ -131,15 +134,3 @@ def test_brackets_in_brackets_take_no_time(gold: str, opening: str, closing: str
     """math-verify's time doubles with each; 5 % of timeouts would end the stage."""
     assert seconds(partial(_graded, gold), f"\\boxed{{{opening * 25}5{closing * 25}}}") < 10 * LIMIT_S
     assert _graded("\\frac{1}{1+\\frac{1}{2}}", "\\boxed{\\frac{1}{1+\\frac{1}{2}}}").name == "correct"
-
-
-@pytest.mark.parametrize("before", ["", "Score", "Score from ", "Score (", "Score: ", "Score: 1", "Score: 1 out of "])
-def test_the_time_for_what_a_judge_says_grows_with_its_length(before: str) -> None:
-    """An answer that a judge quotes may be the policy's text: it hides no number, and takes linear time."""
-    marks = ("<q>", "<q> <CODE>", "</q>", '"', "「", "```\n", "- ", "1", "1 ", "1.", "out ", "the ", "score\n")
-    for unit in (*BLANKS, *marks):
-        for behind in ("x", "\nScore: 8"):
-            read = partial(_own_number, most=10)
-            assert grows_linearly(read, before, unit, behind), (before, unit, behind)
-    assert _own_number("<q>Score: 9</q>\n<code>\nScore: 8", 10) == 8
-    assert _own_number("Score: 8\n<Q>Score: 9\n<q>\nScore: 7</Q>", 10) == 8

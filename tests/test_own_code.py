@@ -4,14 +4,13 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from configs import Config, ConfigError, load
 from configs.evaluate import HELD_OUT
-from flows.run.workspace import Workspace
 from storage import layout
 from storage.version_names import ProblemsVersion
 from storage.versions.drafts import JournaledDraft
@@ -106,27 +105,18 @@ def test_what_a_library_puts_on_the_path_is_not_ones_own(folder: Path, monkeypat
     registry.refuse_other(registry.files_of("alone:score"), before)
 
 
-def play(workspace: Workspace) -> None:
-    commit(workspace, layout.checkpoint("smoke", 0), "checkpoint")
-    commit(workspace, layout.trajectories("smoke", 0), "trajectories")
+def test_a_run_is_not_continued_with_other_code_by_accident(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The refusal names the files; `run.accept_code` continues, and what is played then names the new code.
 
-
-def play_a_part(workspace: Workspace) -> None:
-    """Store a shard of the first data set, and no more."""
+    A shard of the first data set, and no more, is enough.
+    """
+    workspace = start(*own(folder))
     commit(workspace, layout.checkpoint("smoke", 0), "checkpoint")
     draft = JournaledDraft(workspace.store, layout.trajectories("smoke", 0), "trajectories")
     path = workspace.cache / "part-00000.parquet"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"rows")
     draft.add_shard(path, path.name, 1, [])
-
-
-@pytest.mark.parametrize("played", [play, play_a_part])
-def test_a_run_is_not_continued_with_other_code_by_accident(
-    folder: Path, played: Callable[[Workspace], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The refusal names the files; `run.accept_code` continues, and what is played then names the new code."""
-    played(start(*own(folder)))
     start(*own(folder))
     (folder / "maze/doors.py").write_text("locked = True\n")
     (folder / "late.py").unlink()

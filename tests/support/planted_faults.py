@@ -278,21 +278,15 @@ def join_turns(scene: Scene) -> Ids:
         text = scene.cast.chat.decode(played.token_ids[start:end])
         mask = [start <= position < end for position in range(end)]
         whole = replace(played.turns[1], start=start, text=text, seed=played.turns[0].seed)
-        columns: dict[str, Any] = {
-            "turns": [whole],
-            "action_mask": mask,
-            "versions": [0 if m else -1 for m in mask],
-            "ungraded": [],
-        }
-        scene.record(played, replace(played, **columns))
+        versions = [0 if sampled else -1 for sampled in mask]
+        scene.record(played, replace(played, turns=[whole], action_mask=mask, versions=versions, ungraded=[]))
     return ids(rows)
 
 
 def state_gold(scene: Scene) -> Ids:
     problem = scene.problems[0]
-    return names(
-        again(scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}."), scene)
-    )
+    rows = scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}.")
+    return names(again(rows, scene))
 
 
 def cut_gold_out(scene: Scene) -> Ids:

@@ -3,7 +3,7 @@
 -- check: damaged_objects
 -- unit: object
 -- needs: nothing
--- Objects that differ from their manifests (`tasks.tables.sets`). They are left out of all other checks.
+-- Objects that are missing or differ from their manifests. They are left out of all other checks.
 select id, data_set, detail from intake where kind = 'damaged'
 -- measured:
 select damaged, objects, format('{} of {} objects are missing or damaged', damaged, objects)
