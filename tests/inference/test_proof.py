@@ -32,8 +32,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 @pytest.fixture
 def model(policies: list[Checkpoint], tmp_path: Path) -> PreTrainedModel:
     """Return a random model with tied embeddings and biases, in folders for its versions and for wrong weights."""
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.1}
-    model = tiny_model("qwen2", tied=True, vocab_size=len(load_tokenizer(policies[0].model)), **sizes)
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny_model(
+        "qwen2", tied=True, vocab_size=len(load_tokenizer(policies[0].model)), initializer_range=0.1, **sizes
+    )
     for name in ("0", "1", "wrong"):
         shutil.copytree(policies[0].model, tmp_path / name)
         model.config.save_pretrained(tmp_path / name)
