@@ -276,5 +276,3 @@ def test_hub_data_set_out_of_reach(name: str) -> None:
         ProblemError, match=f"'{name}' .*without a network, download its files and use kind jsonl or parquet"
     ):
         load_problems(HubSource(kind="hub", name=name, preset="gsm8k"), 0.0)
-
-

@@ -74,7 +74,7 @@ DECISIONS: dict[str, tuple[GateEvidence, Gate, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize(("found", "gate", "reasons"), DECISIONS.values(), ids=DECISIONS)
 def test_decisions(found: GateEvidence, gate: Gate, reasons: list[tuple[str, str]]) -> None:
-    """A challenger that any check fails is rejected; only a certain loss is evidence against the problems of the night."""
+    """A challenger that any check fails is rejected; only a certain loss speaks against its problems."""
     decision = decide(found, gate)
     assert failed(decision) == reasons
     assert (decision.promote, decision.harmful) == (not reasons, HARM in reasons or HACKED in reasons)
