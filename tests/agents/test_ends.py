@@ -89,9 +89,8 @@ def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
     tokenizer.chat_template = alternating + str(tokenizer.chat_template)
     chat = Chat(tokenizer)
     assert [tokenizer.decode(end) for end in chat.stop_token_ids] == ["<|endoftext|>", "<|user|>"]
-    for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
-        following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
-        assert tokenizer.decode(following.token_ids) == follows
+    following = chat.next_prompt([QUESTION], chat.encode("4<|user|>"), "No.")
+    assert tokenizer.decode(following.token_ids) == "\nNo.<|assistant|>\n"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "template"])

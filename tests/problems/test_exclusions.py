@@ -23,7 +23,6 @@ from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
 from tasks.problems.exclusions import (
     Excluded,
-    check_exclusions,
     commit_exclusions,
     exclusions_version,
     left_of,
@@ -82,12 +81,13 @@ def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -
     assert excluded.problems == frozenset()
     assert left_of([ONE, TWO], excluded) == [ONE, TWO]
     family.collect(layout.trajectories("a", 1))
-    with pytest.raises(ValueError, match="2 ids: a/000001/1/0, x; these are collected or cannot be read: runs/a"):
-        propose_ids(family.store, ["a/000000/2/0", "a/000001/1/0", "x"], tmp_path, WHY)
-    with pytest.raises(ValueError, match="no ids are given"):
-        propose_ids(family.store, [], tmp_path, WHY)
-    with pytest.raises(ValueError, match="no reason is given"):
-        propose_ids(family.store, ["x"], tmp_path, " ")
+    for ids, why, message in (
+        (["a/000000/2/0", "a/000001/1/0", "x"], WHY, "2 ids: a/000001/1/0, x; these are collected or cannot be read"),
+        ([], WHY, "no ids are given"),
+        (["x"], " ", "no reason is given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            propose_ids(family.store, ids, tmp_path, why)
 
 
 def test_a_problem_without_episodes_or_with_collected_data(family: Place, tmp_path: Path) -> None:
@@ -202,17 +202,12 @@ def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: S
     """Unknown versions, aliases, URIs and other kinds are refused before the run starts, each with a remedy."""
     remedy = r"ls --kind exclusions` lists the existing ones, `python -m tasks.provenance .* exclude` makes one"
     root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
-    config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
-    with (
-        pytest.raises(StorageError, match=f"exclusions/ab12 is no version of exclusions.*{remedy}"),
-        open_leased(config),
-    ):
+    missing = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
+    refused = pytest.raises(StorageError, match=f"exclusions/ab12 is no version of exclusions.*{remedy}")
+    with refused, open_leased(missing):
         pytest.fail("it began")
     assert list(store.walk()) == []
-    version = Place(store, tmp_path / "model").problems(ONE)
-    with pytest.raises(StorageError, match=f"is no version of exclusions. .*{remedy}"):
-        check_exclusions(store, [version])
-    for other in ("champion", "./var/exclusions/ab12", "exclusions/AB", version):
+    for other in ("champion", "./var/exclusions/ab12", "exclusions/AB", "problems/ab12"):
         with pytest.raises(ConfigError, match="should match pattern"):
             load("smoke", [f"problems.exclusions=[{other}]"])
 
