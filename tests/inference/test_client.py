@@ -224,12 +224,11 @@ HALF = b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reaso
 MALFORMED: dict[str, list[object]] = {
     "chat": [
         *(HALF, b"", b"[]", b"null", b'{"choices": [{"mess', b"<html>", b"[" * 100_000, b"\xff\xfe"),
-        *({}, {"choices": []}, {"choices": [{}]}, {"choices": {}}, {"choices": [None]}, {"choices": [{"message": 8}]}),
-        *(completion(8), completion(["8"]), completion({"a": 8}), {"choices": completion("8")["choices"] * 2}),
+        *({"choices": []}, {"choices": [{}]}, {"choices": {}}, {"choices": [None]}, {"choices": [{"message": 8}]}),
+        *(completion(8), {"choices": completion("8")["choices"] * 2}),
     ],
     "pooled": [
-        *(b'{"data": [{"data": [NaN]}]}', b'{"data": [{"data": [1e999]}]}', {"data": [{"data": ["1"]}]}, {"data": []}),
-        *({"data": [{"data": [None]}]}, {"data": [{"data": [True]}]}, {"data": [{"data": [1e300]}]}, {"data": 1}),
+        *(b'{"data": [{"data": [NaN]}]}', {"data": [{"data": [True]}]}, {"data": [{"data": [1e300]}]}, {"data": 1}),
     ],
     "prompt_logprobs": [
         *({"prompt_logprobs": None}, logprobs(), logprobs({"2": {}}, {"3": {}})),

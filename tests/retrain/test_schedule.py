@@ -21,9 +21,6 @@ from tests.support.prefect_services import PrefectServer, Worker
 
 pytestmark = pytest.mark.long
 
-DEPLOYMENT = "retrain"
-INTERVAL_S = 5
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
@@ -40,25 +37,25 @@ def project(tmp_path: Path, overrides: list[str], policy_folder: Path) -> Path:
         shutil.copytree(ROOT / name, project / name)  # compiled modules, too
     shutil.copy(ROOT / "pyproject.toml", project)
     settings: dict[str, Any] = yaml.safe_load((ROOT / "prefect.yaml").read_text())
-    (deployment,) = [entry for entry in settings["deployments"] if entry["name"] == DEPLOYMENT]
+    (deployment,) = [entry for entry in settings["deployments"] if entry["name"] == "retrain"]
     place = Place(tmp_path, overrides, policy_folder)
     deployment["parameters"] = {"config": "smoke", "overrides": [*place.overrides, *PROMOTE]}
-    deployment["schedules"] = [{"interval": INTERVAL_S, "active": True}]
+    deployment["schedules"] = [{"interval": 5, "active": True}]
     settings["deployments"] = [deployment]
     (project / "prefect.yaml").write_text(yaml.safe_dump(settings))
     return project
 
 
 def mark_as_crashed(server: PrefectServer) -> None:
-    """Mark the deployment's running flow runs as crashed; the server alone would take up to 5 minutes."""
+    """Mark the running flow runs as crashed; the server alone would take up to 5 minutes."""
     with server.client() as client:
-        for run in server.runs(DEPLOYMENT):
+        for run in server.runs():
             if run.state_name in ("Pending", "Running"):
                 client.set_flow_run_state(run.id, Crashed(message="its worker lost power"), force=True)
 
 
 def run_states(server: PrefectServer) -> list[str | None]:
-    return [run.state_name for run in server.runs(DEPLOYMENT)]
+    return [run.state_name for run in server.runs()]
 
 
 @pytest.mark.timeout(3600)
@@ -79,18 +76,18 @@ def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: l
     server.prefect(project, "work-pool", "create", "local", "--type", "process")
     server.prefect(project, "deploy", "--all")
     with Worker(server, project, "local") as worker:
-        server.wait(DEPLOYMENT, lambda: ended(1))
+        server.wait(lambda: ended(1))
         arrive("b.jsonl", range(8, 16))
         # Only the store is asked: Prefect's server may answer later than the night ends.
-        server.wait(DEPLOYMENT, lambda: manifests.committed(store, layout.run("nightly-0002")))
+        server.wait(lambda: manifests.committed(store, layout.run("nightly-0002")))
         worker.kill()  # in the middle of night 2
         assert not ended(2)
         mark_as_crashed(server)
         worker.start()
-        server.wait(DEPLOYMENT, lambda: ended(2))
-        before = len(server.runs(DEPLOYMENT))
+        server.wait(lambda: ended(2))
+        before = len(server.runs())
         # Any of them, not the newest: runs that start while another one lasts are cancelled.
-        server.wait(DEPLOYMENT, lambda: "Completed" in run_states(server)[before:])
+        server.wait(lambda: "Completed" in run_states(server)[before:])
         states = run_states(server)
 
     assert states.count("Completed") >= 3  # both nights and one run without new problems

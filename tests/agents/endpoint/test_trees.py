@@ -36,16 +36,6 @@ def after(messages: Messages, said: str) -> Messages:
     return [*messages, {"role": "assistant", "content": said}, MORE]
 
 
-async def chain(task: AgentTask, client: Any) -> None:
-    """Answer until the environment is content."""
-    messages = question(task)
-    while True:
-        (said,) = await ask(task, client, messages)
-        if (await task.step(said)).terminated:
-            return
-        messages = after(messages, said)
-
-
 async def candidates(task: AgentTask, client: Any) -> str:
     """Choose the second of three."""
     return (await ask(task, client, question(task), n=3))[1]
@@ -87,7 +77,6 @@ async def nobody_waited(task: AgentTask, client: Any) -> str:
 
 
 EPISODES: dict[str, tuple[Ask, Sequence[str], Sequence[float]]] = {
-    "chain": (chain, [WRONG, WRONG, RIGHT], [0]),
     "candidates": (candidates, ["one", RIGHT, "three"], [0]),
     "candidate that goes on": (candidate_that_goes_on, ["one", RIGHT, "three"], [0]),
     "planner and workers": (planner_and_workers, ["plan", RIGHT, WRONG, "end"], [0]),
