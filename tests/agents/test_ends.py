@@ -45,10 +45,8 @@ LLAMA, QWEN3 = "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>", "\n<
         ("glm", "<|endoftext|>", "<|user|>\nNo.<|assistant|>\n"),
         ("llama", "", "<|eot_id|>" + LLAMA),
         ("llama", "<|eot_id|>", LLAMA),
-        ("llama", "<|eom_id|>", LLAMA),
         ("llama", "<|end_of_text|>", LLAMA),
         ("qwen3", "<|endoftext|>", QWEN3),
-        ("qwen3", "<|im_end|>", QWEN3),
     ],
 )
 def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, follows: str) -> None:

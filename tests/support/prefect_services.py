@@ -58,7 +58,7 @@ class PrefectServer:
         return SyncPrefectClient(self.api, auth_string=self._password, httpx_settings=settings)
 
     def runs(self) -> list[FlowRun]:
-        """Return the newest flow runs in the order of their start times, without runs that are still scheduled."""
+        """Return the flow runs in the order of their start times, without runs that are still scheduled."""
         with self.client() as client:  # which returns 200 at most
             runs = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=200)
         return [run for run in runs if run.state_name != "Scheduled"]

@@ -19,7 +19,6 @@ DIVISION = "ZeroDivisionError: division by zero"
     [
         ("1 + 1", "2\n"),
         ("print('a')\nx = 3\nx", "a\n3\n"),
-        ("print('a', end='')", "a"),
         ("", ""),
         ("'é\\n☃'", "'é\\n☃'\n"),
         ("len(str(9**9000))", "8589\n"),

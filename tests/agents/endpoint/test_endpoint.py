@@ -87,7 +87,6 @@ def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: V
         ("nowhere:solve", "cannot be imported: .*No module named 'nowhere'.*PYTHONPATH"),
         (f"{HERE}:two_turn", "has no attribute 'two_turn'"),
         (f"{HERE}:question", f"{HERE}:question is no `async def`"),
-        (HERE, "write package.module:function"),
         (f"{HERE}:ask", "cannot be called with"),
     ],
 )
