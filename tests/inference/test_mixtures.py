@@ -1,6 +1,7 @@
 """Mixtures of experts go from two ranks to a running vLLM server, by files in which each expert has its name."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from tests.support.train_helpers import make_config, random_rows, tiny_model
 UPDATES = 2
 
 
-SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 """Sizes of layers that vLLM's CPU backend knows."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import Config, ConfigError, load
-from configs.problems import FileSource, GuessSource, NamedSource, StoredSource
+from configs.problems import GuessSource, NamedSource, StoredSource
 from flows.run import check
 from flows.run.configuration import resolve
 from flows.stages import problems as problems_task
@@ -122,9 +122,6 @@ def test_errors_of_a_source_name_the_member() -> None:
     game = NamedSource(GuessSource(kind="guess-number"), "game", where)
     with pytest.raises(ProblemError, match=r"problems.train\[1\] \(game\): games have no solutions"):
         load_source(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
-    gone = game._replace(source=FileSource(kind="jsonl", path="/nowhere.jsonl", preset="gsm8k"))
-    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): /nowhere.jsonl cannot be read"):
-        load_source(gone, 0, lambda _: "ignores", lambda _: [])
 
 
 def test_games_of_both_splits_differ() -> None:
@@ -170,9 +167,9 @@ def test_members_may_not_share_ids(overrides: list[str], tmp_path: Path) -> None
 
 
 def test_a_member_without_room_is_named(overrides: list[str]) -> None:
-    """The others have room; a single source whose prompts all lack it is refused, too."""
+    """The others have room; nothing of it would be left to play, so the remedy is named."""
     long = GAME.replace("{type: openai}", "{type: math-multi-turn, args: {system_prompt: %s}}" % ("long " * 40))
-    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): 6 of 6 problems \(game/game1"):
+    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): 6 of 6 problems \(game/game1.*raise inf"):
         begin(*overrides, f"problems.train=[{SUMS}, {long}]")
 
 
