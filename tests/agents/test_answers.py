@@ -57,7 +57,6 @@ TURNS: dict[str, tuple[list[ChatMessage], str, list[ChatMessage], list[dict[str,
     "two calls": ([SYSTEM, QUESTION], f"I add.\n{call()}\n{call()}<|im_end|>", [result(), result("4", 2)], [ADD]),
     "broken call": ([QUESTION], "<tool_call>\nadd(1, 2)\n</tool_call><|im_end|>", [AGAIN], [ADD]),
     "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", [result()], [ADD]),
-    "thoughts with blanks": ([QUESTION], f"<think>Hm</think>{call()}<|im_end|>", [result()], [ADD]),
 }
 
 

@@ -17,7 +17,6 @@ from storage.records import Problem
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import Chat, engine_ends, fetch_chat, load_chat, load_tokenizer
 from tasks.agents.problem_checks import without_room
-from tasks.problems import ProblemError
 
 TEXT = "What is 12 + 30? It is \\boxed{42}."
 LOADING = """
@@ -108,12 +107,3 @@ def test_the_agents_own_messages_count(chat: Chat) -> None:
     assert tokens(chat, longest(chat, told)) < tokens(chat, alone) - 10
     assert not lacking(chat, alone, "agent={type: openai}")
     assert lacking(chat, Problem("long", "1" * 400, ["3"]), "agent={type: openai}")
-
-
-def test_a_set_without_any_room_is_an_error(chat: Chat) -> None:
-    """Nothing would be left to play; the remedy is named."""
-    long = Problem("long", "1" * 400, ["3"])
-    with pytest.raises(
-        ProblemError, match=r"^1 of 1 problems \(long\) leave no room .*=128: raise inference.max_model"
-    ):
-        without_room([long], chat, config())

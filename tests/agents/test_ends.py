@@ -45,10 +45,8 @@ LLAMA, QWEN3 = "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>", "\n<
         ("glm", "<|endoftext|>", "<|user|>\nNo.<|assistant|>\n"),
         ("llama", "", "<|eot_id|>" + LLAMA),
         ("llama", "<|eot_id|>", LLAMA),
-        ("llama", "<|eom_id|>", LLAMA),
         ("llama", "<|end_of_text|>", LLAMA),
         ("qwen3", "<|endoftext|>", QWEN3),
-        ("qwen3", "<|im_end|>", QWEN3),
     ],
 )
 def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, follows: str) -> None:
@@ -89,9 +87,8 @@ def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
     tokenizer.chat_template = alternating + str(tokenizer.chat_template)
     chat = Chat(tokenizer)
     assert [tokenizer.decode(end) for end in chat.stop_token_ids] == ["<|endoftext|>", "<|user|>"]
-    for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
-        following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
-        assert tokenizer.decode(following.token_ids) == follows
+    following = chat.next_prompt([QUESTION], chat.encode("4<|user|>"), "No.")
+    assert tokenizer.decode(following.token_ids) == "\nNo.<|assistant|>\n"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "template"])

@@ -162,17 +162,11 @@ def test_the_end_of_a_turn_is_the_templates() -> None:
 
     Ordinary text is not an end, because it would stop completions in the middle. The end of a part is not one either.
     """
-    for name in ("chatml", "spaced", "moving"):
-        tokenizer = make_tokenizer(ALL[name])
-        end, text_end = (tokenizer.encode(token)[0] for token in (END, END_OF_TEXT))
-        assert Chat(tokenizer).stop_token_ids == (end,)
-        tokenizer.eos_token = END_OF_TEXT
-        assert Chat(tokenizer).stop_token_ids == tuple(sorted([end, text_end]))
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant: "
-    assert Chat(make_tokenizer(plain)).stop_token_ids == (end,)
-    tokenizer = make_tokenizer(ALL["parts"])
-    tokenizer.eos_token = END_OF_TEXT
-    assert Chat(tokenizer).stop_token_ids == (text_end,)
+    for template, ends in ((ALL["spaced"], [END, END_OF_TEXT]), (ALL["parts"], [END_OF_TEXT]), (plain, [END_OF_TEXT])):
+        tokenizer = make_tokenizer(template)
+        tokenizer.eos_token = END_OF_TEXT
+        assert list(Chat(tokenizer).stop_token_ids) == sorted(tokenizer.get_vocab()[end] for end in ends)
 
 
 def test_a_turn_that_ends_after_a_newline() -> None:
@@ -192,9 +186,7 @@ def test_a_turn_that_ends_after_a_newline() -> None:
 
 SPEAKER = "{{ '<|im_start|>' + m.role + '\n' }}"
 DEAF = {
-    "nothing": ("Speak!" + _HEADER, 1),
     "answers": (CHAT_TEMPLATE.replace("message.content }}", "message.content if message.role != 'assistant' }}"), 2),
-    "last message only": ("{{ messages[-1].content }}" + _HEADER, 1),
     "beginnings": ("{% for m in messages %}" + SPEAKER + "{{ m.content[:64] }}{% endfor %}" + _HEADER, 1),
 }
 
@@ -235,17 +227,11 @@ def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int
 
 @pytest.mark.parametrize("name", ["forgetting", "opening"])
 def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
-    """One trajectory holds both sequences one after the other. Its mask and spans cover the sampled tokens."""
-    tokenizer = make_tokenizer(TEMPLATES[name])
+    """One trajectory holds both sequences one after the other. Its mask covers the sampled tokens."""
     trajectory = two_turns(name, verifier, thinks=True)
     first, second = trajectory.turns
     assert (first.verdict, second.verdict, first.feedback) == ("wrong", "correct", WRONG_FEEDBACK)
     assert trajectory.sequence_starts == [0, first.end]
-    texts = tokenizer.decode(trajectory.token_ids[: first.end]), tokenizer.decode(trajectory.token_ids[first.end :])
-    again = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
-    again.append({"role": "user", "content": WRONG_FEEDBACK})
-    assert texts[0] == render(tokenizer, [QUESTION]) + thought(name, WRONG) + END
-    assert texts[1] == render(tokenizer, again) + said(name, RIGHT) + END
     sampled = {*range(first.start, first.end), *range(second.start, second.end)}
     assert trajectory.action_mask == [index in sampled for index in range(len(trajectory.token_ids))]
     assert [version == 3 for version in trajectory.versions] == trajectory.action_mask

@@ -162,8 +162,8 @@ async def test_a_swap_ends_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch)
         assert not await client.answers()
 
 
-@pytest.mark.parametrize("question", [*ASKS, "weight_version", "load_adapter"])
-def test_redirects_are_not_followed(question: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("question", ASKS)
+def test_redirects_are_not_followed(question: str) -> None:
     """Neither problems and solutions nor the key go elsewhere; a server that redirects is not healthy."""
     paths = list[str]()
 
@@ -172,12 +172,8 @@ def test_redirects_are_not_followed(question: str, tmp_path: Path) -> None:
         where = f"http://user:{quote(KEY, safe='')}@{request.host}/elsewhere"
         return web.Response(status=307, headers={"Location": where})
 
-    others: dict[str, Ask] = {
-        "weight_version": lambda client: client.weight_version(),
-        "load_adapter": lambda client: client.load_adapter("a", tmp_path),
-    }
     with pytest.raises(InferenceError, match=r"127.0.0.1:\d+ redirects, which is not followed|answered 307") as refused:
-        ask(answer, (ASKS | others)[question])
+        ask(answer, ASKS[question])
     assert KEY not in str(refused.value)
     assert ask(answer, lambda client: client.health()) == 307
     assert ask(answer, lambda client: client.metrics()) == []
@@ -224,12 +220,11 @@ HALF = b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reaso
 MALFORMED: dict[str, list[object]] = {
     "chat": [
         *(HALF, b"", b"[]", b"null", b'{"choices": [{"mess', b"<html>", b"[" * 100_000, b"\xff\xfe"),
-        *({}, {"choices": []}, {"choices": [{}]}, {"choices": {}}, {"choices": [None]}, {"choices": [{"message": 8}]}),
-        *(completion(8), completion(["8"]), completion({"a": 8}), {"choices": completion("8")["choices"] * 2}),
+        *({"choices": []}, {"choices": [{}]}, {"choices": {}}, {"choices": [None]}, {"choices": [{"message": 8}]}),
+        *(completion(8), {"choices": completion("8")["choices"] * 2}),
     ],
     "pooled": [
-        *(b'{"data": [{"data": [NaN]}]}', b'{"data": [{"data": [1e999]}]}', {"data": [{"data": ["1"]}]}, {"data": []}),
-        *({"data": [{"data": [None]}]}, {"data": [{"data": [True]}]}, {"data": [{"data": [1e300]}]}, {"data": 1}),
+        *(b'{"data": [{"data": [NaN]}]}', {"data": [{"data": [True]}]}, {"data": [{"data": [1e300]}]}, {"data": 1}),
     ],
     "prompt_logprobs": [
         *({"prompt_logprobs": None}, logprobs(), logprobs({"2": {}}, {"3": {}})),

@@ -19,13 +19,12 @@ from configs.inference import Inference
 from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
-from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.agents.chat import load_tokenizer
 from tasks.inference import launch
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Connection, Engine
-from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 from tasks.rollout.admission import MOST_COMPLETIONS
 from tests.conftest import INFERENCE, commit_policy, forget
@@ -202,17 +201,6 @@ def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     forget(engine)
 
 
-def test_other_weights_than_asked_for_stop_the_run(wide: Engine, policies: list[Checkpoint]) -> None:
-    """The canary finds weights that are not the checkpoint's, and the error shows both logprobs."""
-    lying = dataclasses.replace(
-        policies[2],
-        version=layout.checkpoint("shared", 9),
-        canary=Canary(policies[2].canary.token_ids, [logprob - 1 for logprob in policies[2].canary.logprobs]),
-    )
-    with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):
-        wide.serve(lying)
-
-
 @pytest.mark.parametrize(
     ("noise", "told"), [(1e-8, True), (3e-3, False)], ids=["found by sums of weights", "found by the canary"]
 )
@@ -352,32 +340,24 @@ def impatient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["before", "in", "after"])
+@pytest.mark.parametrize("moment", ["before", "in"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
 def test_a_swap_goes_on_after_its_engine_has_died(
     impatient: Engine, policies: list[Checkpoint], moment: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that takes requests lives on, and vLLM leaves some of them without an answer."""
     impatient.serve(policies[1])
-    core, moments = engine_core(impatient.servers[0]), [moment]
-    reload, demand = Client._reload, Proof.demand
-
-    def strike(now: str) -> None:
-        if now in moments:
-            moments.clear()
-            core.send_signal(number)
+    core, reload = engine_core(impatient.servers[0]), Client._reload
 
     async def reload_killed(client: Client, model: Path, version: int) -> None:
-        strike("in")
+        with contextlib.suppress(psutil.NoSuchProcess):  # the next attempt meets another server
+            core.send_signal(number)
         await reload(client, model, version)
 
-    async def prove_killed(proof: Proof) -> Proven:
-        strike("after")
-        return await demand(proof)
-
-    monkeypatch.setattr(Client, "_reload", reload_killed)
-    monkeypatch.setattr(Proof, "demand", prove_killed)
-    strike("before")
+    if moment == "before":
+        core.send_signal(number)
+    else:
+        monkeypatch.setattr(Client, "_reload", reload_killed)
     impatient.serve(policies[2])
     assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {2}
     wait_gone([core])

@@ -23,23 +23,13 @@ from tasks.train.trainer import Trainer
 from tests.conftest import INFERENCE
 from tests.inference.test_engine import generate, own_logprobs
 from tests.support.rank_processes import run_ranks
-from tests.support.train_helpers import make_config, random_rows
+from tests.support.train_helpers import make_config, random_rows, tiny_model
 
 UPDATES = 2
 
 
-def save_mixture(folder: Path, dense: Path) -> None:
-    """Save a random mixture for the vocabulary of a dense policy, with layers that vLLM's CPU backend knows."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
-
-    vocabulary = AutoConfig.from_pretrained(dense).vocab_size
-    sizes: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32}
-    sizes |= {"num_key_value_heads": 1, "moe_intermediate_size": 48, "num_experts": 6, "num_experts_per_tok": 2}
-    config = Qwen3MoeConfig(vocab_size=vocabulary, max_position_embeddings=256, initializer_range=0.1, **sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+"""Sizes of layers that vLLM's CPU backend knows."""
 
 
 def update_on_ranks(folder: Path, out: Path) -> None:
@@ -62,7 +52,8 @@ def commit(store: Store, number: int, folder: Path, dense: Path, scratch: Path) 
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_running_server_loads_what_two_ranks_have_trained(policy_folder: Path, tmp_path: Path) -> None:
-    save_mixture(tmp_path / "0" / "model", policy_folder)
+    sizes = {**SIZES, "vocab_size": len(load_tokenizer(policy_folder)), "moe_intermediate_size": 48}
+    tiny_model("qwen3_moe", **sizes, initializer_range=0.1).save_pretrained(tmp_path / "0" / "model")
     run_ranks(2, update_on_ranks, tmp_path / "0" / "model", tmp_path, log=tmp_path / "log")
     store = Store(str(tmp_path / "store"))
     policies = [

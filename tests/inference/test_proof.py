@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from configs.rollout import Rollout
 from storage import layout
@@ -21,6 +21,7 @@ from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 from tasks.train.policy import make_canary
 from tests.conftest import INFERENCE
+from tests.support.train_helpers import tiny_model
 
 SWAPS = 200
 HALF = INFERENCE.model_copy(update={"dtype": "bfloat16"})
@@ -29,20 +30,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture
-def model(policies: list[Checkpoint], tmp_path: Path) -> Qwen2ForCausalLM:
+def model(policies: list[Checkpoint], tmp_path: Path) -> PreTrainedModel:
     """Return a random model with tied embeddings and biases, in folders for its versions and for wrong weights."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 128,
-    }
-    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
-    vocabulary = len(load_tokenizer(policies[0].model))
-    model: Qwen2ForCausalLM = Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=vocabulary, initializer_range=0.1, **sizes, **heads)
-    ).eval()
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = tiny_model(
+        "qwen2", tied=True, vocab_size=len(load_tokenizer(policies[0].model)), initializer_range=0.1, **sizes
+    )
     for name in ("0", "1", "wrong"):
         shutil.copytree(policies[0].model, tmp_path / name)
         model.config.save_pretrained(tmp_path / name)
@@ -51,7 +44,7 @@ def model(policies: list[Checkpoint], tmp_path: Path) -> Qwen2ForCausalLM:
 
 
 @pytest.fixture
-def half(model: Qwen2ForCausalLM, tmp_path: Path) -> Iterator[Engine]:
+def half(model: PreTrainedModel, tmp_path: Path) -> Iterator[Engine]:
     """Yield an engine for a server in bfloat16, which stays when a swap has failed."""
     server = Server(HALF, tmp_path / "vllm.log")
     try:
@@ -64,7 +57,7 @@ def half(model: Qwen2ForCausalLM, tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_many_swaps_are_proven(
-    half: Engine, model: Qwen2ForCausalLM, policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    half: Engine, model: PreTrainedModel, policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In between, a version is not loaded at all, or each weight in turn stays an older one's, or is not in the files.
 

@@ -26,25 +26,24 @@ def kinds(left: str, right: str) -> list[str]:
     return [overlap.kind for overlap in find_overlaps([problem(left)], {"set": [problem(right, "other")]})]
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("What is 12 + 7?", "what  is\n12+7"),
-        ("It costs 1,000 dollars.", "it costs 1000 dollars"),
-        ("It costs 1,234,567.5 dollars.", r"It costs 1{,}234{,}567.5 dollars"),
-        (r"Find $10,\!000 + x$.", "Find $10000+x$"),
-        (r"A pen costs \$5.", "A pen costs $5"),
-        ("5 − 3", "5 - 3"),  # noqa: RUF001
-        ("pages 5–8", "pages 5-8"),  # noqa: RUF001
-        ("Solve x² = 4", "Solve x^2 = 4"),
-        ("“Why?” asked Ann’s friend", '"why" asked Ann\'s friend!'),  # noqa: RUF001
-        ("Is it 3? No: 4, 5; or 6.", "is it 3 no 4 5 or 6"),
-        ("ＷＨＡＴ is ７?", "what is 7"),  # noqa: RUF001
-        ("What is\u200b 3?", "What is 3"),
-        (r"Find $\frac{1}{2}$", r"find $\frac { 1 } { 2 }$"),
-        ("Cafe\u0301 prices", "CAFÉ prices"),
-    ],
-)
+SAME = [
+    ("It costs 1,000 dollars.", "it costs 1000 dollars"),
+    ("It costs 1,234,567.5 dollars.", r"It costs 1{,}234{,}567.5 dollars"),
+    (r"Find $10,\!000 + x$.", "Find $10000+x$"),
+    (r"A pen costs \$5.", "A pen costs $5"),
+    ("5 − 3", "5 - 3"),  # noqa: RUF001
+    ("pages 5–8", "pages 5-8"),  # noqa: RUF001
+    ("Solve x² = 4", "Solve x^2 = 4"),
+    ("“Why?” asked Ann’s friend", '"why" asked Ann\'s friend!'),  # noqa: RUF001
+    ("Is it 3? No: 4, 5; or 6.", "is it 3 no 4 5 or 6"),
+    ("ＷＨＡＴ is ７?", "what is 7"),  # noqa: RUF001
+    ("What is\u200b 3?", "What is 3"),
+    (r"Find $\frac{1}{2}$", r"find $\frac { 1 } { 2 }$"),
+    ("Cafe\u0301 prices", "CAFÉ prices"),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), SAME)
 def test_the_same_problem_written_otherwise(left: str, right: str) -> None:
     """Case, blanks, punctuation, separators and Unicode variants do not hide a copy."""
     assert kinds(left, right) == kinds(right, left) == ["exact"]
@@ -67,11 +66,8 @@ def test_other_problems_with_like_words(left: str, right: str) -> None:
 
 
 def test_thirteen_tokens_in_a_row() -> None:
-    """A shared passage is found at thirteen tokens but not at twelve, and the result shows the passage."""
-    thirteen = "she sold half as many clips in May as 7 + 5 do"
-    assert kinds(f"In April {thirteen}", f"Once {thirteen}, and more") == ["13-gram"]
-    twelve = thirteen.removesuffix(" do")
-    assert kinds(f"In April {twelve}", f"Once {twelve}, and more") == []
+    """The result shows the shared passage."""
+    assert GRAM == 13
     found = find_overlaps([problem(STORY + " How many?")], {"set": [problem("Once " + STORY, "9")]})
     assert found == [
         Overlap("train", "set", "9", "13-gram", "natalia sold clips to 48 of her friends in april and then she")
@@ -111,7 +107,10 @@ def test_symmetric_and_as_defined(left: str, right: str) -> None:
 
 
 def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
-    """GSM8K's splits have no problem in common; four training problems repeat a passage of a test problem."""
+    """GSM8K's splits have no problem in common; four training problems repeat a passage of a test problem.
+
+    Every row of the real data sets is usable.
+    """
 
     def load(file: str) -> list[Problem]:
         preset = "gsm8k" if file.startswith("gsm8k") else "math"
@@ -119,7 +118,9 @@ def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
         return load_problems(source, 0.0).problems
 
     sets = {"gsm8k-test": load("gsm8k/test.jsonl"), "math-500": load("math_500/test.jsonl")}
-    found = find_overlaps(load("gsm8k/train.jsonl"), sets)
+    train = load("gsm8k/train.jsonl")
+    assert [len(problems) for problems in (train, *sets.values())] == [7473, 1319, 500]
+    found = find_overlaps(train, sets)
     assert [(overlap.problem_id, overlap.other_id, overlap.kind) for overlap in found] == [
         ("000021", "000633", "13-gram"),
         ("000407", "000582", "13-gram"),
@@ -132,15 +133,10 @@ def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
 def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
     """A passage that many evaluation prompts share is no overlap; one that only a few share is."""
     ending = "Please reason step by step, and put your final answer in a box, with no words or units in it at all."
-    prompts = [f"How many apples are {n} and {n * 7} apples together? {ending}" for n in range(20)]
-    numbered = [Problem(f"e{n}", prompt, ["1"]) for n, prompt in enumerate(prompts)]
-    train = [Problem("t", f"A train is slow. {ending}", ["1"]), Problem("u", prompts[3], ["1"])]
-
-    def found(problems: list[Problem]) -> list[tuple[str, str]]:
-        return [(overlap.problem_id, overlap.kind) for overlap in find_overlaps(train, {"set": problems})]
-
-    assert found(numbered) == [("u", "exact")]
-    assert found(numbered[:BOILERPLATE]) == [("t", "13-gram"), ("u", "exact")]
+    numbered = [problem(f"How many apples are {n} and {n * 7} apples together? {ending}") for n in range(20)]
+    train = [problem(f"A train is slow. {ending}"), numbered[3]]
+    for many, expected in ((20, ["exact"]), (BOILERPLATE, ["13-gram", "exact"])):
+        assert [overlap.kind for overlap in find_overlaps(train, {"set": numbered[:many]})] == expected
 
 
 TOWNS = (

@@ -33,24 +33,28 @@ def test_standing_and_weight_of_each() -> None:
     assert [row.problem_key for row in rows] == [key(problem) for problem in PROBLEMS]
 
 
-def test_problems_that_are_kept_have_a_weight() -> None:
+@pytest.mark.parametrize(
+    ("sampling", "weights"),
+    [
+        (MIDDLE, [FLOOR, 0.75, FLOOR, 1, 1]),
+        (ProblemSampling(retire_at=0.9), [1, 1, FLOOR, 1, 1]),
+        (ProblemSampling(leave_out_suspects=True), [0, 1, 1, 1, 1]),
+    ],
+)
+def test_problems_that_are_kept_have_a_weight(sampling: ProblemSampling, weights: list[float]) -> None:
     """Kept problems that are always or never solved have a small weight; `prefer: all` gives them the full one.
 
     A retired problem keeps the small one: a policy that forgets it must meet it again.
     """
-    rows = plan_curriculum(PROBLEMS, PAST, MIDDLE)
-    assert [row.standing for row in rows] == ["suspect", "middle", "middle", "unknown", "unknown"]
-    assert [row.weight for row in rows] == pytest.approx([FLOOR, 0.75, FLOOR, 1, 1])
-    rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(retire_at=0.9))
-    assert [row.weight for row in rows] == [1, 1, FLOOR, 1, 1]
-    rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(leave_out_suspects=True))
-    assert [row.weight for row in rows] == [0, 1, 1, 1, 1]
+    assert [row.weight for row in plan_curriculum(PROBLEMS, PAST, sampling)] == pytest.approx(weights)
 
 
 def test_leaving_out_everything_is_an_error() -> None:
     """A curriculum that leaves out every problem is refused, with the reason; one of retired problems is drawn."""
     with pytest.raises(ValueError, match=r"all 1 problems: none was ever solved. Set problems.sampling.leave_out_susp"):
         plan_curriculum(PROBLEMS[:1], PAST, STRICT)
+    with pytest.raises(ValueError, match="all problems have weight 0"):
+        drawable(PROBLEMS, dict.fromkeys("12345", 0.0))
     assert [row.weight for row in plan_curriculum(PROBLEMS[2:3], PAST, STRICT)] == [FLOOR]
 
 
@@ -100,8 +104,3 @@ def test_chances_follow_the_weights() -> None:
 def within(found: int, times: int, chance: float) -> bool:
     """Return whether a binomial count is within four standard deviations of its mean."""
     return abs(found - times * chance) <= 4 * math.sqrt(times * chance * (1 - chance))
-
-
-def test_a_curriculum_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="all problems have weight 0"):
-        drawable(PROBLEMS, dict.fromkeys("12345", 0.0))

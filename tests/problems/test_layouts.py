@@ -94,11 +94,9 @@ def test_messages_stay_messages(tmp_path: Path) -> None:
     ("prompt", "reason"),
     [
         ([], "has messages of []: one of the system may be first"),
-        (asked("1 + 2?", "3"), "has messages of ['user', 'assistant']"),
         ([*asked("1 + 2?"), SYSTEM], "has messages of ['user', 'system']"),
         ([SYSTEM, SYSTEM, *asked("1 + 2?")], "has messages of ['system', 'system', 'user']"),
         ([{"role": "tool", "content": "3"}], "has a message that is not of system, user or assistant"),
-        (["1 + 2?"], "has a message that is not of system, user or assistant: '1 + 2?'"),
         ([{"role": "user", "content": [{"type": "image"}]}], "column 'prompt.content' is not text"),
         ([{"role": "user", "content": " "}], "column 'prompt.content' is blank"),
         ([{"role": "user", "content": "x", "tool_calls": [{}]}], "has a message with tool_calls: only content is read"),

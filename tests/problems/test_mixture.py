@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import Config, ConfigError, load
-from configs.problems import FileSource, GuessSource, NamedSource, StoredSource
+from configs.problems import GuessSource, NamedSource, StoredSource
 from flows.run import check
 from flows.run.configuration import resolve
 from flows.stages import problems as problems_task
@@ -122,9 +122,6 @@ def test_errors_of_a_source_name_the_member() -> None:
     game = NamedSource(GuessSource(kind="guess-number"), "game", where)
     with pytest.raises(ProblemError, match=r"problems.train\[1\] \(game\): games have no solutions"):
         load_source(game, 0, lambda source: "needs" if source == "game" else "ignores", lambda _: [])
-    gone = game._replace(source=FileSource(kind="jsonl", path="/nowhere.jsonl", preset="gsm8k"))
-    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): /nowhere.jsonl cannot be read"):
-        load_source(gone, 0, lambda _: "ignores", lambda _: [])
 
 
 def test_games_of_both_splits_differ() -> None:
@@ -170,9 +167,9 @@ def test_members_may_not_share_ids(overrides: list[str], tmp_path: Path) -> None
 
 
 def test_a_member_without_room_is_named(overrides: list[str]) -> None:
-    """The others have room; a single source whose prompts all lack it is refused, too."""
+    """The others have room; nothing of it would be left to play, so the remedy is named."""
     long = GAME.replace("{type: openai}", "{type: math-multi-turn, args: {system_prompt: %s}}" % ("long " * 40))
-    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): 6 of 6 problems \(game/game1"):
+    with pytest.raises(ProblemError, match=r"^problems.train\[1\] \(game\): 6 of 6 problems \(game/game1.*raise inf"):
         begin(*overrides, f"problems.train=[{SUMS}, {long}]")
 
 
@@ -195,28 +192,13 @@ def test_the_curriculum_works_within_each_member(
 
 
 def test_each_member_is_tried_before_a_run_begins(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check` tells an episode of each; what fails names the member."""
+    """`--check` tells an episode of each; what fails, or does not exist, names the member."""
     assert check.check(resolve("smoke", overrides)) == "the configuration plays"
     story = capsys.readouterr().out
     assert "the episode of problem 'sums/1-4' ends" in story
     assert "the episode of problem 'game/game1' ends" in story
+    with pytest.raises(ConfigError, match=r"\(game\): agent.type='opnai' is not registered, did you mean 'openai'\?"):
+        resolve("smoke", ["policy={path: p}", f"problems.train=[{SUMS}, {GAME.replace('openai', 'opnai')}]"])
     broken = GAME.replace("{type: guess-number}", "{type: 'tests.rollout.test_scripted:Maze', args: {broken: reset}}")
     with pytest.raises(ConfigError, match=r"^problems.train\[1\] \(game\): an episode of problem 'game/\w+' ends"):
         begin(*overrides, f"problems.train=[{SUMS}, {broken}]")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("agent: {type: opnai}", r"\(game\): agent.type='opnai' is not registered, did you mean 'openai'\?"),
-        ("agent: {type: math-multi-turn, tools: [calculator]}", r"\(game\): agent.tools: the agent 'math-multi-turn'"),
-        ("environment: {type: guess}", r"\(game\): environment.type='guess' is not registered"),
-        ("score: envronment", r"score.type='envronment' is not registered"),
-    ],
-)
-def test_what_a_member_names_must_exist(change: str, message: str) -> None:
-    """Errors name the member, before anything starts."""
-    member = f"{{name: game, source: {{kind: guess-number}}, score: environment, {change}}}"
-    member = member.replace("score: environment, score", "score")
-    with pytest.raises(ConfigError, match=message):
-        resolve("smoke", ["policy={path: p}", f"problems.train=[{SUMS}, {member}]"])

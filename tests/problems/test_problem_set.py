@@ -39,9 +39,10 @@ def test_key_is_of_prompt_and_solutions() -> None:
     )
 
 
-def test_key_is_pinned() -> None:
-    """Another hash would make every problem of earlier nights new."""
-    assert key(Problem("12+7", "What is 12 + 7?", ["19"])) == "dfdf53743b062f4592538098f9659c75"
+def test_key_and_fingerprint_are_pinned() -> None:
+    """Another hash would make every problem of earlier nights new, and stored fingerprints incomparable."""
+    problem = Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")
+    assert (key(problem), fingerprint([problem])) == ("dfdf53743b062f4592538098f9659c75", "298bbd8358e27f99")
     code = Problem("1", "Sort.", [], "code", '{"input_output": {"inputs": ["1"], "outputs": ["1"]}}')
     assert key(code) == key(replace(code, metadata="{}"))
 
@@ -121,8 +122,3 @@ def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
     back = [Problem(**row) for row in table.to_pylist()]
     turned = [replace(p, metadata=json.dumps(dict(reversed(json.loads(p.metadata).items())))) for p in back]
     assert fingerprint(turned) == fingerprint(problems)
-
-
-def test_fingerprint_is_pinned() -> None:
-    """Stored fingerprints stay comparable; another hash or another JSON form would fail here."""
-    assert fingerprint([Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")]) == "298bbd8358e27f99"

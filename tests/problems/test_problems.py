@@ -276,16 +276,3 @@ def test_hub_data_set_out_of_reach(name: str) -> None:
         ProblemError, match=f"'{name}' .*without a network, download its files and use kind jsonl or parquet"
     ):
         load_problems(HubSource(kind="hub", name=name, preset="gsm8k"), 0.0)
-
-
-# Real data
-
-
-@pytest.mark.parametrize(
-    ("file", "preset", "rows"),
-    [("gsm8k/train.jsonl", "gsm8k", 7473), ("gsm8k/test.jsonl", "gsm8k", 1319), ("math_500/test.jsonl", "math", 500)],
-)
-def test_real_data_has_no_bad_rows(data_folder: Path, file: str, preset: str, rows: int) -> None:
-    """Every row of the real data sets is usable."""
-    result = load_problems(jsonl(str(data_folder / file), preset=preset), 0.0)
-    assert (len(result.problems), result.bad) == (rows, [])

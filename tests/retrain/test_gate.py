@@ -43,21 +43,41 @@ def failed(decision: Decision) -> list[tuple[str, str]]:
     return [(check.kind, check.subject) for check in decision.checks if not check.passed]
 
 
-def test_better_on_the_target_is_promoted() -> None:
-    """A gain from 80 to 110 of 200 is certain: the challenger is promoted and the check states the gain."""
+def test_a_check_states_the_gain() -> None:
+    """A gain from 80 to 110 of 200 is certain, and the check states it."""
     decision = decide(evidence(right(80), right(110)), Gate())
-    assert (decision.promote, decision.harmful) == (True, False)
     assert decision.checks[0].says.startswith("first turn 0.400 -> 0.550, +0.150 [+0.09")
     assert "p = 1.9e-09" in decision.checks[0].says
 
 
-def test_a_gain_by_chance_is_not_promoted() -> None:
-    """12 won and 10 lost of 200 is no evidence, neither of gain nor of harm, so the problems may be tried again."""
-    before = [n < 100 for n in range(200)]
-    after = [n >= 10 and (value or n >= 188) for n, value in enumerate(before)]
-    decision = decide(evidence(outcomes(before), outcomes(after)), Gate())
-    assert failed(decision)[0] == ("better", "held-out")
-    assert (decision.promote, decision.harmful) == (False, False)
+SILENT = [Outcome(f"p{n}", 0, "failed", [], [], 0) for n in range(200)]
+BY_CHANCE = outcomes([10 <= n < 100 or n >= 188 for n in range(200)])
+"""12 won and 10 lost, compared with `right(100)`."""
+HARMED = evidence(right(80), right(110), guarded=(right(100), right(70)))
+ALL, RISKY = Gate(), Gate(margin=0.5)
+BETTER, HARM, HACKED = ("better", "held-out"), ("not worse", "guarded"), ("alarm", "reward hacking")
+DECISIONS: dict[str, tuple[GateEvidence, Gate, list[tuple[str, str]]]] = {
+    "a gain": (evidence(right(80), right(110)), ALL, []),
+    "a gain by chance": (evidence(right(100), BY_CHANCE), ALL, [BETTER]),
+    "worse on a guarded set": (HARMED, ALL, [HARM]),
+    "only the target counts": (HARMED, Gate(guarded=["held-out"]), []),
+    "verifier": (evidence(right(80), right(110), failed_verdicts=0.5), ALL, [("alarm", "verifier")]),
+    "KL": (evidence(right(80), right(110), kl=3.0), ALL, [("alarm", "KL")]),
+    "long answers": (evidence(right(80), right(110, tokens=11)), ALL, [("alarm", "length on held-out")]),
+    "cut answers": (evidence(right(80), right(110, truncated=60)), ALL, [("alarm", "length on held-out")]),
+    "no answer before": (evidence(SILENT, right(110)), ALL, [("alarm", "length on held-out")]),
+    "no trend yet": (evidence(right(110), right(108), training=[0.1, 0.5, 0.9]), ALL, [BETTER]),
+    "one problem less": (evidence(right(110), right(109)), RISKY, [BETTER]),
+    "hacking": (evidence(right(110), right(100)), RISKY, [BETTER, HACKED]),
+}
+
+
+@pytest.mark.parametrize(("found", "gate", "reasons"), DECISIONS.values(), ids=DECISIONS)
+def test_decisions(found: GateEvidence, gate: Gate, reasons: list[tuple[str, str]]) -> None:
+    """A challenger that any check fails is rejected; only a certain loss speaks against its problems."""
+    decision = decide(found, gate)
+    assert failed(decision) == reasons
+    assert (decision.promote, decision.harmful) == (not reasons, HARM in reasons or HACKED in reasons)
 
 
 def sampled(right_of_eight: list[int]) -> list[Outcome]:
@@ -76,38 +96,6 @@ def test_sampled_episodes_show_what_greedy_ones_do_not() -> None:
     assert check.passed
     assert check.says.startswith("first turn, sampled 0.125 -> 0.250, +0.125 [")
     assert not decide(evidence(sampled([0] * 2), sampled([8] * 2)), gate).promote
-
-
-def test_worse_on_a_guarded_set_is_harmful() -> None:
-    """Better on the target but worse on a guarded set: rejected as harmful, and its problems are set aside."""
-    decision = decide(evidence(right(80), right(110), guarded=(right(100), right(70))), Gate())
-    assert failed(decision) == [("not worse", "guarded")]
-    assert decision.harmful
-    only_target = Gate(guarded=["held-out"])
-    assert decide(evidence(right(80), right(110), guarded=(right(100), right(70))), only_target).promote
-
-
-@pytest.mark.parametrize(
-    ("found", "subject"),
-    [
-        (evidence(right(80), right(110), failed_verdicts=0.5), "verifier"),
-        (evidence(right(80), right(110), kl=3.0), "KL"),
-        (evidence(right(80), right(110, tokens=11)), "length on held-out"),
-        (evidence(right(80), right(110, truncated=60)), "length on held-out"),
-    ],
-    ids=["verifier", "KL", "length", "truncated"],
-)
-def test_each_alarm_rejects(found: GateEvidence, subject: str) -> None:
-    """One alarm rejects the challenger, but it is no evidence against the problems, which may be tried again."""
-    decision = decide(found, Gate())
-    assert ("alarm", subject) in failed(decision)
-    assert (decision.promote, decision.harmful) == (False, False)
-
-
-def test_little_training_says_nothing_about_hacking() -> None:
-    """Three iterations make no trend, so a fall in accuracy is rejected for itself alone."""
-    decision = decide(evidence(right(110), right(108), training=[0.1, 0.5, 0.9]), Gate())
-    assert [kind for kind, _ in failed(decision)] == ["better"]
 
 
 successes = st.lists(st.booleans(), min_size=1, max_size=40)
@@ -136,17 +124,3 @@ def test_a_tiny_set_guards_nothing_and_says_so() -> None:
     assert failed(decision) == [("not worse", "guarded")]
     assert not decision.harmful
     assert "+0.000 [-0.161, +0.161]" in decision.checks[2].says
-
-
-def test_one_problem_less_is_no_hacking() -> None:
-    """109 after 110 of 200 while training rises is chance; 100 after 110 is a suspicion."""
-    for after, alarm in ((109, False), (100, True)):
-        decision = decide(evidence(right(110), right(after)), Gate(margin=0.5))
-        assert (("alarm", "reward hacking") in failed(decision)) is alarm
-
-
-def test_a_silent_policy_raises_the_length_alarm() -> None:
-    """A policy that never answers has no length to compare, so the length check fails."""
-    silent = [Outcome(f"p{n}", 0, "failed", [], [], 0) for n in range(200)]
-    decision = decide(evidence(silent, right(110)), Gate())
-    assert ("alarm", "length on held-out") in failed(decision)

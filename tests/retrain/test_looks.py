@@ -44,10 +44,8 @@ def test_luck_promotes_nothing_in_sixty_nights(samples: int) -> None:
     ("world", "before", "nights", "share"),
     [
         (World(200, 8, gain=0.05), 0, 1, 0.8),
-        (World(200, 8, gain=0.05), 0, 5, 0.9),
         (World(200, 8, gain=0.05), 20, 10, 0.6),
         (World(1000, 0, gain=0.05), 0, 5, 0.9),
-        (World(1000, 8, gain=0.05), 20, 1, 0.98),
     ],
 )
 def test_a_real_gain_is_promoted_in_reasonable_time(world: World, before: int, nights: int, share: float) -> None:
@@ -58,8 +56,7 @@ def test_a_real_gain_is_promoted_in_reasonable_time(world: World, before: int, n
 def test_later_looks_ask_for_more() -> None:
     """A gain from 100 to 114 of 200 without a loss passes at once, and one of 8 only at an early look; both say so."""
     certain, doubtful = evidence(right(100), right(114)), evidence(right(100), right(108))
-    assert decide(certain, Gate()).promote
-    assert decide(doubtful, Gate()).promote
+    assert [decide(found, Gate()).promote for found in (certain, doubtful)] == [True, True]
     late = decide(GateEvidence(doubtful.comparisons, 0.0, 0.1, CLIMBING, look=5), Gate())
     assert (late.promote, late.look, round(late.level, 4)) == (False, 5, 0.0054)
     assert late.checks[0].says.endswith("above +0.000, p = 0.0078, at most 0.0054 (look 5 since a promotion)")

@@ -6,7 +6,7 @@ a real night has made.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -312,16 +312,13 @@ def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypa
     """
     first = layout.checkpoint("nightly-0001", 0)
 
-    def after_a_move(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def decided(*arguments: Any) -> Any:
-            aliases.move(promoted.store, "champion", first, 1, "I know better", "ada")
-            return decide(*arguments)
-
-        return decided
+    def decide_after_a_move(*arguments: Any) -> Any:
+        aliases.move(promoted.store, "champion", first, 1, "I know better", "ada")
+        return decide(*arguments)
 
     promoted.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.nightly.decide", after_a_move(decide))
+        patch.setattr("flows.retrain.nightly.decide", decide_after_a_move)
         assert promoted.night(*PROMOTE) == "overtaken"
     assert promoted.champion is not None
     assert (promoted.champion.version, promoted.champion.by) == (first, "ada")
@@ -375,30 +372,17 @@ def test_what_stops_a_night_before_it_begins(promoted: Place, tmp_path: Path) ->
     before, count = promoted.champion, len(promoted.records)
     assert before
     promoted.arrive("b", range(8, 12))
-    sets = "evaluation.sets={{own: {{kind: {}}}}}".format
-    for override, message in (
-        (sets("jsonl, path: /nowhere/own.jsonl, preset: gsm8k"), "/nowhere/own.jsonl cannot be read"),
-        (sets("stored, version: problems/0123456789abcdef"), "problems/0123456789abcdef was never committed"),
-        (
-            "problems.train=[{name: sums, source: {kind: arithmetic}}]",
-            "problems.train is a mixture, but a night trains",
-        ),
-    ):
+    for override, message in {
+        "evaluation.sets={own: {kind: stored, version: problems/01}}": "problems/01 was never committed",
+        "problems.train=[{name: sums, source: {kind: arithmetic}}]": "problems.train is a mixture, but a night trains",
+    }.items():
         with pytest.raises(ValueError, match=message):
             promoted.night(*PROMOTE, override)
     unusable = r"alias 'champion' points at a champion that cannot be used: .*alias rollback"
     with hidden(tmp_path / "var" / before.version / "manifest.json"), pytest.raises(StorageError, match=unusable):
         promoted.night(*PROMOTE)
-    entry = tmp_path / "var/retraining/nightly/00000001.json"
-    whole = entry.read_bytes()
-    entry.write_bytes(whole.replace(b"trained", b"trainee"))
-    with pytest.raises(StorageError, match="00000001.json"):
-        promoted.night(*PROMOTE)
-    entry.write_bytes(whole)
+    entry = tmp_path / "var/retraining/nightly/00000000.json"
     lost = "the run 'nightly-0001' exists, but the log .* knows no such night"
-    with hidden(entry.with_name("00000000.json")), pytest.raises(StorageError, match=lost):
-        promoted.night(*PROMOTE)
-    promoted.store.write(layout.tombstone(before.version), b"{}")
-    with pytest.raises(StorageError, match="was collected by gc"):
+    with hidden(entry), pytest.raises(StorageError, match=lost):
         promoted.night(*PROMOTE)
     assert (promoted.champion, len(promoted.records)) == (before, count)

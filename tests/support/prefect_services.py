@@ -15,7 +15,6 @@ from typing import Self
 
 import psutil
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
@@ -24,8 +23,6 @@ from storage.processes.child import Child
 
 PATIENCE_S = 900
 """A guard against hanging. On SQLite Prefect 3.7's server sometimes blocks for 60 s, its busy timeout."""
-_PAGE = 200
-"""The maximal number of flow runs that a server returns at once."""
 _PROMPT = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1",
     # By default a worker claims a run 10 s before its time, and with it the deployment's slot. On a short schedule the
@@ -60,18 +57,17 @@ class PrefectServer:
         settings = {"timeout": PATIENCE_S}
         return SyncPrefectClient(self.api, auth_string=self._password, httpx_settings=settings)
 
-    def runs(self, deployment: str) -> list[FlowRun]:
-        """Return a deployment's flow runs in the order of their start times, without runs that are still scheduled."""
-        named = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
-        with self.client() as client:
-            runs = client.read_flow_runs(deployment_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE)
+    def runs(self) -> list[FlowRun]:
+        """Return the flow runs in the order of their start times, without runs that are still scheduled."""
+        with self.client() as client:  # which returns 200 at most
+            runs = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=200)
         return [run for run in runs if run.state_name != "Scheduled"]
 
-    def wait(self, deployment: str, ready: Callable[[], bool]) -> None:
-        """Wait until `ready()` is true; after PATIENCE_S raise an error that shows the deployment's runs."""
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until `ready()` is true; after PATIENCE_S raise an error that shows the runs."""
         deadline = time.monotonic() + PATIENCE_S
         while not ready():
-            assert time.monotonic() < deadline, self.runs(deployment)
+            assert time.monotonic() < deadline, self.runs()
             time.sleep(0.05)
 
 

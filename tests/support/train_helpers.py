@@ -111,8 +111,8 @@ def random_rows(
     return rows, scores
 
 
-def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTrainedModel:
-    """Make a model of two layers of width 32, with weights large enough for different logits."""
+def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0, **others: Any) -> PreTrainedModel:
+    """Make a model of two layers of width 32, unless `others` has other sizes, with weights for different logits."""
     sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"max_position_embeddings": 128, "initializer_range": 0.2, "tie_word_embeddings": tied}
@@ -121,7 +121,7 @@ def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTra
         kinds = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "qwen3_moe": Qwen3MoeConfig}
         if kind == "qwen3_moe":
             sizes |= {"moe_intermediate_size": 16, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN}
-        model = AutoModelForCausalLM.from_config(kinds[kind](**sizes))
+        model = AutoModelForCausalLM.from_config(kinds[kind](**sizes | others))
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model
@@ -138,11 +138,11 @@ def with_random_experts(row: Trajectory, seed: int = 0) -> Trajectory:
     return replace(row, experts=pack_experts(scores.argsort(-1)[..., :CHOSEN].astype(np.int16)))
 
 
-def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL) -> Path:
-    """Write an adapter of the model in a folder whose B is not 0, so that it changes the policy."""
+def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL, noise: float = 0.2, seed: int = 2) -> Path:
+    """Write an adapter of the model in a folder; with `noise` its B is not 0, so that it changes the policy."""
     make_adapter(load_model(model), lora, 1, folder)
-    generator, tensors = torch.Generator().manual_seed(2), load_file(folder / ADAPTER_FILES[1])
-    tensors = {name: value + 0.2 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
+    generator, tensors = torch.Generator().manual_seed(seed), load_file(folder / ADAPTER_FILES[1])
+    tensors = {name: value + noise * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
     save(tensors, lora, folder)
     return folder
 

@@ -14,11 +14,10 @@ from storage.processes.limits import chain
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.agents.endpoint.completions import OverrunError
 from tasks.agents.faults import PolicyError, fault_of
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.inference.api import AbortedError, Completion, ContextLengthError
+from tasks.inference.api import Completion, ContextLengthError
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, InTurn, question
 from tests.support.rollout_helpers import ScriptedEngine, context, play, timeless
@@ -88,7 +87,6 @@ def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: V
         ("nowhere:solve", "cannot be imported: .*No module named 'nowhere'.*PYTHONPATH"),
         (f"{HERE}:two_turn", "has no attribute 'two_turn'"),
         (f"{HERE}:question", f"{HERE}:question is no `async def`"),
-        (HERE, "write package.module:function"),
         (f"{HERE}:ask", "cannot be called with"),
     ],
 )
@@ -162,16 +160,12 @@ class MaxTurnsExceeded(Exception):  # noqa: N818 - the framework's name
 MaxTurnsExceeded.__module__ = "agents.exceptions"
 ENDED = [
     (ContextLengthError("prompt of 300 tokens"), "policy"),
-    (OverrunError("more than 256 requests"), "policy"),
-    (OwnError("no move"), "policy"),
     (came_from(RuntimeError("the agent failed"), OwnError("no move")), "policy"),
     (came_from(RuntimeError("the agent failed"), MaxTurnsExceeded()), "policy"),
-    (ExceptionGroup("two workers", [OSError("gone"), OwnError("no move")]), "policy"),
     (came_from(RuntimeError("failed"), ExceptionGroup("tasks", [ContextLengthError("full")])), "policy"),
     (ExceptionGroup("two workers", [OSError("gone"), LookupError("lost")]), "set-up"),
     (came_from(OwnError("no answer"), OSError(errno.EMFILE, "Too many open files")), "set-up"),
     (LookupError("lost the thread"), "set-up"),
-    (AbortedError("aborted"), "set-up"),
 ]
 
 

@@ -64,7 +64,6 @@ GIVEN: dict[str, tuple[Ask, Sequence[str], list[int], list[str | None]]] = {
     "of candidates": (best_of_three, [final(1), final(3), final(4)], [0, 2], [None, "3", None]),
     "not an earlier text": (insist, ["3", final(3)], [0], [None, "3"]),
     "not another tool's": (look_up, [call("is_prime", number="3"), "It is 3."], [0], [None, "3"]),
-    "text": (returning(None), [RIGHT], [], []),
     "whitespace": (returning(RIGHT), [RIGHT + "\n"], [], []),
     "thoughts": (returning(None), ["<think>\n4?\n</think>\n\n3"], [], ["3"]),
     "calls only": (returning(None), [final(3)], [], [""]),

@@ -3,7 +3,7 @@
 Ids of calls are the client's business: which output belongs to which call counts, and not how a client says so.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -20,8 +20,8 @@ from tests.agents.endpoint.asking import RIGHT, asked, question
 from tests.support.tool_calling import ADD, call, played, the_calls
 
 
-def compute(expression: str, name: str = "calculator") -> str:
-    return call(name, expression=expression)
+def compute(expression: str) -> str:
+    return call("calculator", expression=expression)
 
 
 def test_calls_are_answered_and_recorded(qwen3: Chat, verifier: Verifier) -> None:
@@ -47,9 +47,7 @@ NO_JSON, NO_OBJECT = "error: the arguments are not valid JSON: ", "error: the ar
     ("body", "output"),
     [
         ('{"name": "calculator", "arguments": {"expression": "1 + 2",}}', NO_JSON),
-        ("{'name': 'calculator', 'arguments': {'expression': '1 + 2'}}", NO_JSON),
         ('{"name": "calculator", "arguments": "1 + 2"}', NO_JSON),
-        ('{"name": "calculator", "arguments": "[1, 2]"}', NO_OBJECT),
         ('{"name": "calculator", "arguments": [1, 2]}', "error: "),
         ('{"name": "calculator", "arguments": {"expression": NaN}}', "error: "),
         ('{"name": "calculator", "arguments": {"expression": "\\ud83d"}}', "error: "),
@@ -72,48 +70,38 @@ def test_calls_that_cannot_be_read(qwen3: Chat, verifier: Verifier, body: str, o
     assert len(row.sequence_starts) == 1
 
 
-def test_calls_without_an_end_or_a_tool_are_no_answers(qwen3: Chat, verifier: Verifier) -> None:
-    """So is one that the limit of tokens cut."""
+def test_a_call_without_an_end_is_no_answer(qwen3: Chat, verifier: Verifier) -> None:
+    """The limit of tokens has cut it."""
     row = played(qwen3, verifier, "openai", ['<tool_call>\n{"name": "calculator", "arguments": {"expr', RIGHT])
     assert (row.ungraded, [call.status for call in row.calls]) == ([0], ["unparsable"])
     assert row.turns[0].feedback.startswith(NO_JSON)
-    row = played(qwen3, verifier, "openai", [compute("1", name="calculate"), RIGHT])
-    assert row.calls[0].output.startswith("error: no tool 'calculate', did you mean 'calculator'?")
 
 
 Write = Callable[[str, int], str]
-CLIENTS: dict[str, tuple[Write, Write]] = {
-    "rewrites": (lambda given, _: f"fc-{given}", lambda given, _: f"fc-{given}"),
-    "drops": (lambda *_: "", lambda *_: ""),
-    "drops those of outputs": (lambda given, _: given, lambda *_: ""),
-    "numbers each turn": (lambda _, number: f"call_{number}", lambda _, number: f"call_{number}"),
-    "names the tool": (lambda *_: "add", lambda *_: "add"),
-    "keeps its own": (lambda _, number: f"mine-{number}", lambda given, _: given),
+CLIENTS: dict[str, tuple[Write, Write, str | None]] = {
+    "rewrites": (lambda given, _: f"fc-{given}", lambda given, _: f"fc-{given}", None),
+    "drops": (lambda *_: "", lambda *_: "", None),
+    "drops those of outputs": (lambda given, _: given, lambda *_: "", None),
+    "numbers each turn": (lambda _, number: f"call_{number}", lambda _, number: f"call_{number}", None),
+    "names the tool": (lambda *_: "add", lambda *_: "add", None),
+    "keeps its own": (lambda _, number: f"mine-{number}", lambda given, _: given, None),
+    "other order of members": (lambda given, _: given, lambda given, _: given, '{"b":[2],"a":1.0}'),
+    "JSON in a string": (lambda given, _: given, lambda given, _: given, '"{\\"b\\": [2], \\"a\\": 1.0}"'),
 }
-"""The ids that clients write in calls and in outputs, made of the given id and the number of the call in its turn."""
-FORMS = [None, '{"b":[2],"a":1.0}', '"{\\"b\\": [2], \\"a\\": 1.0}"']
-"""Arguments as other languages and libraries write them; None: as they were."""
+"""The ids that clients write in calls and in outputs, made of the given id and the number of the call in its turn.
+
+Then the arguments as other languages and libraries write them; None: as they were."""
 
 
-@pytest.mark.parametrize(("in_call", "in_output"), CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize(("in_call", "in_output", "form"), CLIENTS.values(), ids=CLIENTS)
 def test_a_conversation_goes_on_whatever_a_client_writes(
-    qwen3: Chat, verifier: Verifier, in_call: Write, in_output: Write
+    qwen3: Chat, verifier: Verifier, in_call: Write, in_output: Write, form: str | None
 ) -> None:
-    """Two turns of two calls and an answer are one sequence, and each call has its own output."""
-    row = conversation(qwen3, verifier, in_call, in_output, FORMS[:1])
-    assert len({each.id for each in row.calls}) == 4
+    """Two turns of two calls and an answer are one sequence, and each call has its own output.
 
-
-def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
-    """Blanks, the order of members, and JSON in a string do not count; outputs may come in another order."""
-    for forms, turned in ((FORMS[1:2], False), (FORMS[2:], True)):
-        conversation(qwen3, verifier, lambda given, _: given, lambda given, _: given, forms, turned=turned)
-
-
-def conversation(
-    chat: Chat, verifier: Verifier, in_call: Write, in_output: Write, forms: Sequence[str | None], turned: bool = False
-) -> Any:
-    """Play an episode of two turns with calls, and check that it is one sequence; return its trajectory."""
+    Where they keep their ids, outputs may come in another order.
+    """
+    turned = form is not None
 
     async def ask(task: AgentTask, client: Any) -> str:
         messages, outputs = question(task), count(1)
@@ -129,16 +117,16 @@ def conversation(
                 output = {"role": "tool", "content": str(next(outputs)), "tool_call_id": in_output(made["id"], number)}
                 results.append(output)
                 made["id"] = in_call(made["id"], number)
-                made["function"]["arguments"] = forms[0] or made["function"]["arguments"]
+                made["function"]["arguments"] = form or made["function"]["arguments"]
             messages += results[::-1] if turned else results
 
     says = [call("add", a=1.0, b=[2]) * 2, call("add", a=1.0, b=[2]) * 2, RIGHT]
-    (row,) = asked(chat, verifier, ask, says=says)
+    (row,) = asked(qwen3, verifier, ask, says=says)
     assert (row.follows, len(row.sequence_starts)) == ([-1, 0, 1], 1)
     assert [(each.turn, each.output, each.status) for each in row.calls] == [
         (turn, str(2 * turn + number), "answered") for turn in (0, 1) for number in (1, 2)
     ]
-    return row
+    assert len({each.id for each in row.calls}) == 4
 
 
 KINDS = st.lists(st.sampled_from(["user", "assistant", "calls", "tool"]), max_size=12)
@@ -164,11 +152,9 @@ def test_numbers_follow_from_positions(kinds: list[str], data: st.DataObject) ->
     number_calls(numbered)
     number_calls(renamed)
     assert renamed == numbered
-    for position, message in enumerate(numbered):
-        if message["role"] == "assistant":
-            begun = conversation("")[: position + 1]
-            number_calls(begun)
-            assert begun == numbered[: position + 1]
+    for length in (position + 1 for position, kind in enumerate(kinds) if kind in ("assistant", "calls")):
+        number_calls(begun := conversation("")[:length])
+        assert begun == numbered[:length]
     made = [each["id"] for message in numbered for each in message.get("tool_calls", ())]
     assert len(set(made)) == len(made)
     assert all(len(name) == 9 and name.isalnum() for name in made)

@@ -36,16 +36,6 @@ def after(messages: Messages, said: str) -> Messages:
     return [*messages, {"role": "assistant", "content": said}, MORE]
 
 
-async def chain(task: AgentTask, client: Any) -> None:
-    """Answer until the environment is content."""
-    messages = question(task)
-    while True:
-        (said,) = await ask(task, client, messages)
-        if (await task.step(said)).terminated:
-            return
-        messages = after(messages, said)
-
-
 async def candidates(task: AgentTask, client: Any) -> str:
     """Choose the second of three."""
     return (await ask(task, client, question(task), n=3))[1]
@@ -87,7 +77,6 @@ async def nobody_waited(task: AgentTask, client: Any) -> str:
 
 
 EPISODES: dict[str, tuple[Ask, Sequence[str], Sequence[float]]] = {
-    "chain": (chain, [WRONG, WRONG, RIGHT], [0]),
     "candidates": (candidates, ["one", RIGHT, "three"], [0]),
     "candidate that goes on": (candidate_that_goes_on, ["one", RIGHT, "three"], [0]),
     "planner and workers": (planner_and_workers, ["plan", RIGHT, WRONG, "end"], [0]),
@@ -122,19 +111,6 @@ def test_who_waits_for_a_slot_has_asked_before(chat: Chat, verifier: Verifier) -
     (row,) = asked(chat, verifier, ask_often, delays=[0.05])
     assert row.asked == [0] * 70
     assert sorted(row.received) == list(range(70))
-
-
-def test_an_answer_that_was_graded_is_not_graded_again_when_it_is_returned(chat: Chat, verifier: Verifier) -> None:
-    """Otherwise the second completion would be paid for the first one, and that twice."""
-
-    async def return_it_late(task: AgentTask, client: Any) -> str:
-        (first,) = await ask(task, client, question(task))
-        await task.step(first)
-        await ask(task, client, after(question(task), first))
-        return first
-
-    (row,) = asked(chat, verifier, return_it_late, says=[RIGHT, "two"])
-    assert ([turn.reward for turn in row.turns], row.paid, row.ungraded) == ([1.0, 0.0], [], [1])
 
 
 @pytest.mark.parametrize("returned", [RIGHT, 1.0, Reward(1.0)], ids=["answer", "number", "reward"])
