@@ -1,7 +1,7 @@
 """Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
 python -m tests.benchmarks              all benchmarks; overlap alone takes about 50 minutes on two cores
-python -m tests.benchmarks scoring      one benchmark
+python -m tests.benchmarks training     one benchmark
 """
 
 import argparse
@@ -26,7 +26,6 @@ BENCHMARKS = {
     "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",
     "cluster": "simulated nodes: episodes/s of 1 to 16 workers",
-    "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
 }

@@ -8,12 +8,10 @@ import os
 from contextlib import nullcontext
 from typing import Any
 
-from storage.objects.store import Store
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.workers import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
-from tests.support.waiting_server import UnprovenEngine
 
 SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable of a node: the median duration of a completion."""
@@ -32,16 +30,6 @@ class StopsTheLoop(MathMultiTurnAgent):
 class WaitingNode(NodeWorker):
     def _open_engine(self) -> Any:
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
-
-
-class UnprovenNode(NodeWorker):
-    """A worker whose servers need not prove which weights they have."""
-
-    def _open_store(self) -> Store:
-        return Store.of(self._config.storage)
-
-    def _open_engine(self) -> UnprovenEngine:
-        return UnprovenEngine(self._config.inference, self._config.rollout, self._logs)
 
 
 if __name__ == "__main__":
