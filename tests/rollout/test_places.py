@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 from tasks.rollout.places import Places
 
 
-def test_the_example() -> None:
-    """Groups that are due keep their places: group 4 finishes before 1 and 2, and is stored after them."""
-    plan = Places(first=0, end=9, size=2, staleness=1, most_played=4)
-    for number in range(4):
-        plan.begin(number, version=0)
-    assert not plan.may_begin(0)
-    assert [plan.finish(number, rejected=False) for number in (3, 0)] == [0, 0]
-    assert plan.is_closed(0)
-    for number in (4, 5):
-        plan.begin(number, version=1)
-    assert not plan.may_begin(1)
-    assert [plan.finish(number, rejected=False) for number in (4, 1, 5, 2)] == [2, 1, 2, 1]
-
-
 def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
     plan, number = Places(first=0, end=9, size=2, staleness=1, most_played=4), 0
