@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -96,13 +95,6 @@ def pytest_xdist_setupnodes() -> None:
     if not (os.environ.get("S3_TEST_ENDPOINT") or s3.available()):
         folder = _shared_s3.enter_context(tempfile.TemporaryDirectory(prefix="s3-"))
         os.environ[_SHARED_S3] = _shared_s3.enter_context(s3.Rgw(Path(folder) / "server")).endpoint
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line for each reason for which tests were skipped, with their number."""
-    skipped = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()))
-    for reason, count in skipped.most_common():
-        terminalreporter.write_line(f"SKIPPED [{count}] {reason.removeprefix('Skipped: ')}")
 
 
 def pytest_unconfigure() -> None:

@@ -48,8 +48,8 @@ def test_present_workers_count() -> None:
     assert place(joined, needs, {Seat("0", 1)}) == [Seat("0", 0)]
 
 
-def test_what_is_missing_is_told() -> None:
-    """A cluster without room is refused with what it has."""
+def test_what_is_missing_is_named() -> None:
+    """A cluster with too few GPUs or without a node is refused; the message names what it has."""
     present, needs = nodes((4, 2), (4, 0)), Needs(gpus=4)
     with pytest.raises(PlacementError, match=r"needs 1 core and 4 GPU\(s\) on .* the cluster has host-0 with 4"):
         check(present, needs, place(present, needs))
@@ -92,6 +92,6 @@ def test_a_store_that_cannot_be_written_hides_no_cause(store: Store, monkeypatch
         raise StorageError("no route to host")
 
     monkeypatch.setattr(Store, "write", refuse)
-    told: list[str] = []
-    keep_logs(store, "smoke", [], [ValueError("the cause")], told.append)
-    assert told == ["the logs of the nodes stay there, in logs/smoke of their storage.cache: no route to host"]
+    lines: list[str] = []
+    keep_logs(store, "smoke", [], [ValueError("the cause")], lines.append)
+    assert lines == ["the logs of the nodes stay there, in logs/smoke of their storage.cache: no route to host"]

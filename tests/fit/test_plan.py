@@ -118,9 +118,9 @@ def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
     assert [manifest.version for manifest in collected.versions] == [run.policy(1)]
     verdicts = [each.verdict for each in replay(run.store, "smoke@0..2", f"{run.folder}/cache", print)]
     assert verdicts == ["made again; gc has deleted what to compare with"] * 2
-    told = training_data(run.store, run.policy(2), run.folder / "cache")
+    counts = training_data(run.store, run.policy(2), run.folder / "cache")
     chosen = sum(len(rows) for part in parts for rows in (part.rows or {}).values())
-    assert (told.trained, told.trajectories) == (2 * chosen, 2 * 32)
+    assert (counts.trained, counts.trajectories) == (2 * chosen, 2 * 32)
     report = verify(run.store, [run.policy(2)], deep=True)
     assert (report.findings, report.collected) == ([], 1)
 
@@ -233,9 +233,9 @@ def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as server, open_database([], Intake(), load("smoke").audit) as database:
         server.settimeout(0.05)
         for where, message in CONDITIONS.items():
-            told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
+            condition = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
             with pytest.raises(ValueError, match=message):
-                _choose(database, told)
+                _choose(database, condition)
         _choose(database, 'best > 0.5 or problem_id = \'"class":"SUBQUERY"\' -- a text is no query')
         for query in (f"copy episodes to '{tmp_path}/out.csv'", f"from glob('{tmp_path}/*')", "install httpfs"):
             with pytest.raises(duckdb.PermissionException):

@@ -142,17 +142,17 @@ def test_a_policy_as_many_are_published(folder: Path, kind: torch.dtype, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "message"),
     [("token*", "{} has no tokenizer: .* if this is the hub's cache"), ("config.json", "there is no {}/config.json")],
 )
 def test_a_cache_in_part_is_called_that(
-    folder: Path, lost: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, lost: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--check` says it, too: without a tokenizer transformers makes up an empty one, which has no chat template."""
     for path in folder.glob(lost):
         path.unlink()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
-    with pytest.raises(ValueError, match=told.format(folder)):
+    with pytest.raises(ValueError, match=message.format(folder)):
         policy_tokenizer(resolve("smoke", ["policy={path: acme/model}", f"storage.root={tmp_path}"]))
 
 
