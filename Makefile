@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup setup-agents demo demo-tools demo-mix demo-llm smoke retrain-demo cluster-demo audit read test test-fast test-bare test-long check format bench \
     bench-peers pictures experiment-algorithms experiment-judge experiment-staleness experiment-control experiment-tools \
-    experiment-baselines experiment-limits lock up down clean
+    experiment-limits lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -150,9 +150,6 @@ experiment-control: setup ## The demo with coin flips for verdicts: does it lear
 
 experiment-tools: setup ## The demo of tools on three seeds: coin flips for verdicts, other baselines; 12 runs, 20 to 60 minutes
 	@$(BIN)/python -m tests.experiments.tools $(ARGS)
-
-experiment-baselines: setup ## Baselines of advantages on toys whose episodes differ in their turns; about 5 minutes
-	@$(BIN)/python -m tests.experiments.baselines $(ARGS)
 
 experiment-limits: setup ## The gradient's error with and without limits on off-policy weights; seconds
 	@$(BIN)/python -m tests.experiments.limits

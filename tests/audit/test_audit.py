@@ -55,8 +55,8 @@ def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_pat
     """Verdict, numbers, report and cases are one version; the same findings in the same data give the same version."""
     store, cache = any_store, tmp_path / "cache"
     commit(store)
-    with audited(store, verifier, "r") as found:
-        data_sets = select(store, ["r"])
+    data_sets = select(store, ["r"])
+    with audit(store, data_sets, only(), cache, verifier) as found:
         first, again = (commit_audit(store, data_sets, found, Provenance(config={}), cache, "reader") for _ in range(2))
         flagged = found.database.number("select count(*) from cases")
     assert first == again

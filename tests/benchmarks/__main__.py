@@ -1,7 +1,7 @@
 """Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
 python -m tests.benchmarks              all benchmarks; overlap alone takes about 50 minutes on two cores
-python -m tests.benchmarks scoring      one benchmark
+python -m tests.benchmarks training     one benchmark
 """
 
 import argparse

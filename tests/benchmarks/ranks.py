@@ -4,12 +4,11 @@ Everything runs on the same cores, one after the other, so ratios are those of t
 """
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, peak_memory_mb, spread
@@ -28,13 +27,6 @@ MESHES = {
 SHARDS = (1, 2, 4)
 OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5", "optimizer.eps=1e-8", "train.minibatches=1"]
 DATA = {"problems": 16, "samples": 8, "vocabulary": 8192, "longest": 40}
-
-
-class Times(NamedTuple):
-    """Seconds of an order: preparation and training, and all of it with its commit."""
-
-    training: float
-    order: float
 
 
 def measure(lab: Lab) -> list[Row]:
@@ -62,38 +54,27 @@ def _speed_rows(folder: Path, model: Path) -> list[Row]:
     names = ["one process", *MESHES]
     runs = {name: TrainingRun(folder / name, WARM_UP + ROUNDS, model, OPTIONS, data=DATA) for name in names}
     config = runs["one process"].config("train.threads=2")
-    times: dict[str, list[Times]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}  # of preparation and training
     with ExitStack() as stack:
         stack.enter_context(connected(runs["one process"].config("train.parallel={replicate: 2, shard: 3}")))
         trainers: dict[str, OrderedTrainer] = {"one process": VersionTrainer(config)}
         trainers |= {name: stack.enter_context(_ranks(runs[name], *settings)) for name, settings in MESHES.items()}
         for iteration in range(WARM_UP + ROUNDS):
             for name, trainer in trainers.items():
-                times[name].append(_timed(runs[name], trainer, iteration))
+                metrics = runs[name].train(trainer, iteration).metrics
+                seconds[name].append(metrics["time/update"] + metrics["time/prepare"])
     return [
-        _row(times, "own process", "one process", "training: one rank in Ray / in the flow's process"),
-        _row(times, "one process", "two copies", "training: one process with two threads / two copies with one"),
-        _row(times, "one process", "two shards", "training: one process with two threads / two shards with one"),
+        _row(seconds, "own process", "one process", "training: one rank in Ray / in the flow's process"),
+        _row(seconds, "one process", "two copies", "training: one process with two threads / two copies with one"),
+        _row(seconds, "one process", "two shards", "training: one process with two threads / two shards with one"),
     ]
 
 
-def _timed(run: "TrainingRun", trainer: "OrderedTrainer", iteration: int) -> Times:
-    start = time.perf_counter()
-    metrics = run.train(trainer, iteration).metrics
-    training = metrics["time/update"] + metrics["time/prepare"]
-    return Times(training, time.perf_counter() - start)
-
-
-def _row(times: dict[str, list[Times]], dividend: str, divisor: str, benchmark: str) -> Row:
-    pairs = list(zip(times[dividend][WARM_UP:], times[divisor][WARM_UP:], strict=True))
-    ratios = [one.training / other.training for one, other in pairs]
-    seconds = [median(pair[place].training for pair in pairs) for place in (0, 1)]
-    return Row(
-        benchmark,
-        spread(ratios, "{:.3f}".format),
-        f"training {seconds[0]:.2f} s / {seconds[1]:.2f} s; whole orders "
-        f"{median(one.order / other.order for one, other in pairs):.2f}; {len(pairs)} pairs",
-    )
+def _row(seconds: dict[str, list[float]], dividend: str, divisor: str, benchmark: str) -> Row:
+    ours, theirs = (seconds[name][WARM_UP:] for name in (dividend, divisor))
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    detail = f"training {median(ours):.2f} s / {median(theirs):.2f} s; {len(ratios)} pairs"
+    return Row(benchmark, spread(ratios, "{:.3f}".format), detail)
 
 
 def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:

@@ -1,8 +1,13 @@
-"""What goes where is computed before anything starts; lost workers get successors, unless their node is broken."""
+"""What goes where, and who follows a lost worker; logs of nodes that cannot be stored hide no cause."""
+
+from typing import Any
 
 import pytest
 
 from configs import load
+from storage.errors import StorageError
+from storage.objects.store import Store
+from tasks.cluster.connection import keep_logs
 from tasks.cluster.placement import LostWorkers, Needs, Node, PlacementError, Seat, check, place, table
 from tasks.cluster.workers import needs_of
 from tasks.inference.api import InferenceError
@@ -43,8 +48,8 @@ def test_present_workers_count() -> None:
     assert place(joined, needs, {Seat("0", 1)}) == [Seat("0", 0)]
 
 
-def test_what_is_missing_is_told() -> None:
-    """A cluster without room is refused with what it has."""
+def test_what_is_missing_is_named() -> None:
+    """A cluster with too few GPUs or without a node is refused; the message names what it has."""
     present, needs = nodes((4, 2), (4, 0)), Needs(gpus=4)
     with pytest.raises(PlacementError, match=r"needs 1 core and 4 GPU\(s\) on .* the cluster has host-0 with 4"):
         check(present, needs, place(present, needs))
@@ -80,3 +85,13 @@ def test_a_worker_needs_the_gpus_of_its_servers(monkeypatch: pytest.MonkeyPatch)
     assert [seat for seat in place(nodes(*[(32, 0)] * 4, (64, 8)), needs) if seat.plays] == [Seat("4", 0)]
     with pytest.raises(PlacementError, match=r"8 GPU\(s\) on one node, .* or lower inference.replicas or "):
         check(parts := nodes((32, 4), (32, 4)), needs, place(parts, needs))
+
+
+def test_a_store_that_cannot_be_written_hides_no_cause(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageError("no route to host")
+
+    monkeypatch.setattr(Store, "write", refuse)
+    lines: list[str] = []
+    keep_logs(store, "smoke", [], [ValueError("the cause")], lines.append)
+    assert lines == ["the logs of the nodes stay there, in logs/smoke of their storage.cache: no route to host"]

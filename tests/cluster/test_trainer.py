@@ -108,13 +108,13 @@ def check_parts(manifest: Manifest, ranks: int) -> None:
 
 def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The trainer of a stream is one actor: files and metrics are the same; progress and alarms arrive once."""
-    model, told, found = save_tiny(tmp_path / "policy"), dict[str, list[str]](), {}
+    model, logged, found = save_tiny(tmp_path / "policy"), dict[str, list[str]](), {}
     runs = {name: TrainingRun(tmp_path / name, 2, model, data={"grades": 1}) for name in ("here", "apart")}
     with ranks_of(runs["apart"], 1, 1) as apart:
         here = VersionTrainer(runs["here"].config())
         for name, trainer in (("here", here), ("apart", apart)):
             caplog.clear()
-            made = [runs[name].train(trainer, iteration, told.setdefault(name, [])) for iteration in range(2)]
+            made = [runs[name].train(trainer, iteration, logged.setdefault(name, [])) for iteration in range(2)]
             assert caplog.text.count("ALARM: not one of 16 trajectories has a right turn") == 2
             files = {file.name: file.sha256 for manifest in made for file in manifest.files}
             timeless = [
@@ -123,7 +123,7 @@ def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.
             ]
             found[name] = files, timeless
     assert found["here"] == found["apart"]
-    steps = {name: [re.sub(" in .* s$", "", line) for line in lines] for name, lines in told.items()}
+    steps = {name: [re.sub(" in .* s$", "", line) for line in lines] for name, lines in logged.items()}
     assert steps["apart"][1:] == steps["here"] != []
     assert re.match(r"1 rank\(s\) on 1 node\(s\) are ready", steps["apart"][0])
 

@@ -1,7 +1,6 @@
 """Compare the algorithms: the demo with each of them, with the defaults of their papers and the same learning rate.
 
 python -m tests.experiments.algorithms                 16 arms, three seeds, 60 updates each: three hours on 2 cores
-python -m tests.experiments.algorithms --arms 0 1 7    PPO and two others
 python -m tests.experiments.algorithms --iterations 2  a short trial
 
 The teacher of on-policy distillation is PPO's last policy of the same seed. Writes algorithms.md.

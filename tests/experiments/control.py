@@ -2,7 +2,6 @@
 
 python -m tests.experiments.control                 two arms, three seeds, 100 updates each: 25 minutes on 2 cores
 python -m tests.experiments.control --iterations 2  a short trial
-python -m tests.experiments.control --config demo-llm --set policy.path=FOLDER   another configuration
 
 Everything else is equal, and evaluations always use true verdicts. Effects of an update that do not come from
 verdicts occur in both arms, such as calming a policy after the large steps by which it was taught. Writes control.md.

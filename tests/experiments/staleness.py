@@ -1,16 +1,38 @@
 """Test if staleness and the stream hurt, if the decoupled objective helps, and if a critic beats a group baseline.
 
 python -m tests.experiments.staleness                 five arms, three seeds, 60 updates each: 50 minutes on 2 cores
-python -m tests.experiments.staleness --arms 0 4      the synchronous arm and the stream
 python -m tests.experiments.staleness --iterations 2  a short trial
 
 Writes staleness.md.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
+from flows.run.workspace import Workspace
+from flows.stages import rollout as stage
+from storage import layout
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from tests.experiments.runs import Arm, Experiment
-from tests.support.lagging import lagging
+
+
+@contextmanager
+def lagging(versions: int) -> Iterator[None]:
+    """Play every iteration of runs in this process with the policy so many versions behind the newest."""
+    rollout = stage.rollout
+
+    def play(
+        workspace: Workspace, workers: Any, iteration: int, policy: PolicyVersion, *others: Any
+    ) -> TrajectoriesVersion:
+        older = layout.checkpoint(workspace.name, max(0, policy.number - versions))
+        return rollout(workspace, workers, iteration, older, *others)
+
+    with patch.object(stage, "rollout", play):
+        yield
+
 
 STALENESS = 4
 _STALE = [f"rollout.max_head_offpolicyness={STALENESS}"]

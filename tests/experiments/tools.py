@@ -3,7 +3,7 @@
 Two more arms compare the default baseline with the others.
 
 python -m tests.experiments.tools                     four arms, three seeds, 20 updates each: 20 to 60 minutes
-python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
+python -m tests.experiments.tools --seeds 1           one run of each
 
 Writes tools.md.
 """

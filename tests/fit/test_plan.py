@@ -10,7 +10,6 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +25,6 @@ from storage.records import Score, Trajectory
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
-from tasks.agents.chat import Chat, load_tokenizer
 from tasks.audit.__main__ import main as audit_main
 from tasks.audit.database import open_database
 from tasks.fit.plan import _batches, _choose, plan_updates, select_data
@@ -120,9 +118,9 @@ def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
     assert [manifest.version for manifest in collected.versions] == [run.policy(1)]
     verdicts = [each.verdict for each in replay(run.store, "smoke@0..2", f"{run.folder}/cache", print)]
     assert verdicts == ["made again; gc has deleted what to compare with"] * 2
-    told = training_data(run.store, run.policy(2), run.folder / "cache")
+    counts = training_data(run.store, run.policy(2), run.folder / "cache")
     chosen = sum(len(rows) for part in parts for rows in (part.rows or {}).values())
-    assert (told.trained, told.trajectories) == (2 * chosen, 2 * 32)
+    assert (counts.trained, counts.trajectories) == (2 * chosen, 2 * 32)
     report = verify(run.store, [run.policy(2)], deep=True)
     assert (report.findings, report.collected) == ([], 1)
 
@@ -235,9 +233,9 @@ def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as server, open_database([], Intake(), load("smoke").audit) as database:
         server.settimeout(0.05)
         for where, message in CONDITIONS.items():
-            told = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
+            condition = where.format(folder=tmp_path, server=f"http://127.0.0.1:{server.getsockname()[1]}/in.csv")
             with pytest.raises(ValueError, match=message):
-                _choose(database, told)
+                _choose(database, condition)
         _choose(database, 'best > 0.5 or problem_id = \'"class":"SUBQUERY"\' -- a text is no query')
         for query in (f"copy episodes to '{tmp_path}/out.csv'", f"from glob('{tmp_path}/*')", "install httpfs"):
             with pytest.raises(duckdb.PermissionException):
@@ -249,15 +247,11 @@ def test_a_condition_reaches_neither_files_nor_the_network(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_a_run_names_the_versions_that_there_were(run: TrainingRun) -> None:
-    """A name of a run stands for its data sets."""
-    config = with_versions(run.config("algorithm.type=rft", "run.name=other"), ["smoke"])
-    assert config.fit.data == [layout.trajectories("smoke", number) for number in range(2)]
-
-
 def test_a_run_that_began_keeps_its_versions(run: TrainingRun) -> None:
-    """Its data sets may have grown since; other data than it began with are not left out in silence."""
+    """A run's name stands for the data sets that it had; other data than it began with are not left out in silence."""
     first, second = (layout.trajectories("smoke", number) for number in range(2))
+    new = with_versions(run.config("algorithm.type=rft", "run.name=other"), ["smoke"])
+    assert new.fit.data == [first, second]
     assert _versions(run.store, ["smoke"], [first]) == [first]
     assert _versions(run.store, ["smoke", first], [first]) == [first]
     assert _versions(run.store, ["smoke", second], [first]) == [first, second]
@@ -350,21 +344,6 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
     plain = run.config(f"algorithm.type={__name__}:Plain", *given, "sampling.temperature=0.5")
     assert len(select_data(run.store, plain)) == 1
     check_algorithm(plain.algorithm)
-
-
-def test_a_text_of_the_end_teaches_no_end(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
-    """Rows that pay for an answer with `<|im_end|>` in it: it does not become likelier that the policy ends there."""
-    chat, chances = Chat(load_tokenizer(policy_folder)), list[float]()
-    prompt = chat.prompt([{"role": "user", "content": "1 + 2"}])
-    row = {"input": str(chat.tokenizer.decode(prompt)), "output": "3<|im_end|>3<|im_end|>3", "score": 1.0}
-    trainer, data = own_data(run, tmp_path, policy_folder, "verl", [row] * 4, *ALL)
-    for number in range(3):
-        model = trainer._train_state.model
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *chat.encode("3")]])).logits[0, -1]
-        chances.append(float(logits.softmax(-1)[chat.encode("<|im_end|>")[0]]))
-        trainer.update(*data, number, chosen=True)
-    assert chances[0] > chances[1] > chances[2]
 
 
 def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from configs.train import Optimizer
@@ -67,14 +66,13 @@ TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9,
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no checkpointing"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_training_pass(shape: Shape, checkpointing: bool, measured: Measured) -> None:
-    """Time updates with bfloat16 autocast, and profile one of the smallest shape."""
+    """Time updates with bfloat16 autocast."""
     half = {"autocast": "bfloat16", "micro_batch_tokens": TOKENS, "gradient_checkpointing": checkpointing}
     chosen = replace(shape if GPU else TINY, train=half)
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     try:
-        trainer = make_random_trainer(chosen, DEVICE)
-        runs = timed_updates(chosen, trainer)
+        runs = timed_updates(chosen, make_random_trainer(chosen, DEVICE))
     except torch.OutOfMemoryError as error:
         pytest.skip(f"does not fit: {error}")
     numbers = {"tokens/s": median(run.tokens / run.seconds for run in runs)}
@@ -84,17 +82,6 @@ def test_training_pass(shape: Shape, checkpointing: bool, measured: Measured) ->
         numbers["MFU"] = median(run.flops / run.seconds / (tflops * 1e12) for run in runs)
         numbers["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
     measured(numbers)
-    if shape is SHAPES[0]:
-        measured(_profile(chosen, trainer))
-
-
-def _profile(shape: Shape, trainer: Trainer) -> dict[str, float]:
-    """Return the seconds of the kernels that take the most time of an update."""
-    with profile(activities=[ProfilerActivity.CUDA if GPU else ProfilerActivity.CPU]) as profiled:
-        timed_updates(shape, trainer, rounds=0)
-    key = "self_device_time_total" if GPU else "self_cpu_time_total"
-    events = sorted(profiled.key_averages(), key=lambda event: -getattr(event, key))[:15]
-    return {event.key[:70]: getattr(event, key) / 1e6 for event in events}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +94,11 @@ class Run:
     whole: float  # with the preparation
 
 
-def timed_updates(shape: Shape, trainer: Trainer, rounds: int = ROUNDS) -> list[Run]:
+def timed_updates(shape: Shape, trainer: Trainer) -> list[Run]:
     """Update a trainer on random trajectories of this shape, after a round of warm-up."""
     rows, scores = random_rows(problems=shape.trajectories // 4, vocabulary=shape.vocabulary, longest=shape.longest)
     lengths, runs = [len(row.token_ids) for row in rows], []
-    for _ in range(WARM_UP + rounds):
+    for _ in range(WARM_UP + ROUNDS):
         metrics = trainer.update(rows, scores, version=2)
         seconds = metrics["time/update"]
         runs.append(

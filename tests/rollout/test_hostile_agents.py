@@ -102,11 +102,9 @@ def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, 
 RAISED: dict[str, tuple[BaseException, str]] = {
     "cancelled": (asyncio.CancelledError(), "CancelledError"),
     "exit": (SystemExit(0), "SystemExit: 0"),
-    "generator": (GeneratorExit(), "GeneratorExit"),
     "group": (BaseExceptionGroup("two", [GeneratorExit(), ValueError()]), "BaseExceptionGroup"),
     "unprintable": (UnprintableError(), "UnprintableError"),
     "inference": (InferenceError("I am the engine"), "InferenceError: I am the engine"),
-    "timeout": (TimeoutError("my own"), "TimeoutError: my own"),
     "escapes": (RuntimeError("\x1b[2J\u202e\x07" + "x" * 100_000), "RuntimeError: ⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
 }
 
@@ -127,16 +125,6 @@ async def cancels_itself(*_: object) -> None:
     await asyncio.sleep(60)
 
 
-async def is_cancelled_by_its_helper(*_: object) -> None:
-    parent = asyncio.current_task()
-    assert parent
-
-    async def helper() -> None:
-        parent.cancel()
-
-    await asyncio.gather(helper(), asyncio.sleep(60))
-
-
 async def cancels_itself_and_closes(*_: object) -> None:
     try:
         await cancels_itself()
@@ -144,9 +132,9 @@ async def cancels_itself_and_closes(*_: object) -> None:
         raise GeneratorExit from None
 
 
-@pytest.mark.parametrize("act", [cancels_itself, is_cancelled_by_its_helper, cancels_itself_and_closes])
+@pytest.mark.parametrize("act", [cancels_itself, cancels_itself_and_closes])
 def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, verifier: Verifier, act: Any) -> None:
-    """If the agent or its helper task cancels it, the other episodes of its group and later groups are played."""
+    """If the agent cancels itself, the other episodes of its group and later groups are played."""
     reason = reason_of_the_one(chat, verifier, act)
     assert reason.startswith("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
     assert "(test_hostile_agents.py:" in reason  # the line in the user's own code
@@ -189,7 +177,6 @@ PROMPT = [5, 6, 7]
 OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "qid": ((7, PROMPT, GCONFIG), "prompt.qid first"),
-    "text": (("q", "5 6 7", GCONFIG), "the token_ids of an observation: '5 6 7' is not a list"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
     "truth": (("q", [True, 6], GCONFIG), "type bool, not int"),
     "empty": (("q", [], GCONFIG), "no token ids"),
@@ -437,24 +424,12 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert line in ended
 
 
-async def exits(_: asyncio.Task[Any]) -> None:
-    sys.exit(0)
-
-
-async def cancels(rollout: asyncio.Task[Any]) -> None:
-    rollout.cancel()
-
-
-async def stops(rollout: asyncio.Task[Any]) -> None:
-    rollout.get_loop().stop()
-
-
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (exits, r"called sys.exit\(0\)"),
-        (cancels, "has cancelled the rollout's own tasks"),
-        (stops, "stopped the event loop"),
+        (lambda _: sys.exit(0), r"called sys.exit\(0\)"),
+        (lambda rollout: rollout.cancel(), "has cancelled the rollout's own tasks"),
+        (lambda rollout: rollout.get_loop().stop(), "stopped the event loop"),
     ],
 )
 def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], Any], says: str) -> None:
@@ -463,7 +438,11 @@ def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], 
     async def rounds() -> None:
         rollout = asyncio.current_task()
         assert rollout
-        await asyncio.gather(asyncio.create_task(act(rollout)), asyncio.sleep(60))
+
+        async def act_now() -> None:
+            act(rollout)
+
+        await asyncio.gather(act_now(), asyncio.sleep(60))
 
     with pytest.raises(RuntimeError, match=f"an agent {says}"):
         run_loop(rounds())

@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 from tasks.rollout.places import Places
 
 
-def test_the_example() -> None:
-    """Groups that are due keep their places: group 4 finishes before 1 and 2, and is stored after them."""
-    plan = Places(first=0, end=9, size=2, staleness=1, most_played=4)
-    for number in range(4):
-        plan.begin(number, version=0)
-    assert not plan.may_begin(0)
-    assert [plan.finish(number, rejected=False) for number in (3, 0)] == [0, 0]
-    assert plan.is_closed(0)
-    for number in (4, 5):
-        plan.begin(number, version=1)
-    assert not plan.may_begin(1)
-    assert [plan.finish(number, rejected=False) for number in (4, 1, 5, 2)] == [2, 1, 2, 1]
-
-
 def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
     plan, number = Places(first=0, end=9, size=2, staleness=1, most_played=4), 0
@@ -41,14 +27,14 @@ def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     size=st.integers(1, 5),
     staleness=st.integers(0, 5),
     end=st.integers(1, 8),
-    room=st.integers(1, 40),
+    slots=st.integers(1, 40),
     rejection=st.sampled_from([0.0, 0.3, 0.9]),
     rounds=st.integers(1, 4),
     losses=st.integers(0, 20),
 )
-@example(seed=4, size=2, staleness=0, end=1, room=2, rejection=0.3, rounds=1, losses=5)  # the last one needed is lost
+@example(seed=4, size=2, staleness=0, end=1, slots=2, rejection=0.3, rounds=1, losses=5)  # the last one needed is lost
 def test_any_order_of_events(
-    seed: int, size: int, staleness: int, end: int, room: int, rejection: float, rounds: int, losses: int
+    seed: int, size: int, staleness: int, end: int, slots: int, rejection: float, rounds: int, losses: int
 ) -> None:
     """Groups begin, finish in any order, are rejected or lost; versions follow when their data set is committed.
 
@@ -62,7 +48,7 @@ def test_any_order_of_events(
     version, begun, running, accepted = 0, 0, dict[int, int](), Counter[int]()
     stored, committed, lost = dict[int, tuple[int, bool]](), set[int](), list[int]()
     while not plan.complete or len(committed) < end:
-        events = ["begin"] * (len(running) < room and plan.may_begin(version)) + ["finish"] * bool(running)
+        events = ["begin"] * (len(running) < slots and plan.may_begin(version)) + ["finish"] * bool(running)
         events += ["train"] * (version in committed and version < end - 1)
         closed = [data_set for data_set in range(end) if plan.is_closed(data_set) and data_set not in committed]
         events += ["commit"] * bool(closed)
@@ -109,12 +95,12 @@ def test_any_order_of_events(
         assert accepted == dict.fromkeys(range(end), size)
 
 
-def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4, size: int = 4, end: int = 40) -> float:
+def steady_staleness(training: int, rollout: int, slots: int, size: int = 4, end: int = 40) -> float:
     """Play and train in steps of time; return the mean staleness of the second half of the data sets.
 
-    `training` is the duration of a training, and `rollout` that of every group; `room` groups run at the same time.
+    `training` is the duration of a training, and `rollout` that of every group; `slots` groups run at the same time.
     """
-    plan, version, begun, trained_at = Places(0, end, size, staleness, size), 0, 0, training
+    plan, version, begun, trained_at = Places(0, end, size, 4, size), 0, 0, training
     running, stored = dict[int, tuple[int, int]](), list[tuple[int, int]]()  # (version, end); (data set, staleness)
     plan.take(0)
     for now in range(10**6):
@@ -124,7 +110,7 @@ def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4,
                 del running[number]
         if plan.complete:
             break
-        while len(running) < room and plan.may_begin(version):
+        while len(running) < slots and plan.may_begin(version):
             plan.begin(begun, version)
             running[begun], begun = (version, now + rollout), begun + 1
         if not plan.is_closed(version):
@@ -137,10 +123,10 @@ def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4,
 
 def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
     """Groups begin one version ahead if training is slower, and as far ahead as allowed if rollouts are slower."""
-    assert steady_staleness(training=40, rollout=10, room=4) <= 1
-    assert steady_staleness(training=40, rollout=10, room=100) <= 1
-    assert steady_staleness(training=10, rollout=100, room=100) == pytest.approx(4, abs=0.5)
-    assert 1 < steady_staleness(training=40, rollout=60, room=100) <= 3
+    assert steady_staleness(training=40, rollout=10, slots=4) <= 1
+    assert steady_staleness(training=40, rollout=10, slots=100) <= 1
+    assert steady_staleness(training=10, rollout=100, slots=100) == pytest.approx(4, abs=0.5)
+    assert 1 < steady_staleness(training=40, rollout=60, slots=100) <= 3
 
 
 @pytest.mark.parametrize("staleness", [1, 4])

@@ -94,15 +94,6 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert metrics["return_mean"] == (-1.5 - 1.0) / 2
 
 
-def test_equal_turns_of_a_group_are_one_request(chat: Chat, verifier: Verifier) -> None:
-    """Four episodes with the same wrong first turn need one request with n=4 for each turn. Seeds are recorded."""
-    engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
-    trajectories = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
-    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [4, 4]
-    for turn, (_, _, first, _) in enumerate(engine.requests):
-        assert {trajectory.turns[turn].seed for trajectory in trajectories} == set(range(first, first + 4))
-
-
 def test_different_turns_of_a_group_are_different_requests(chat: Chat, verifier: Verifier) -> None:
     """Each answer goes to the episode that asked, and an episode that has ended is not waited for."""
     monologue = itertools.count()
@@ -160,7 +151,7 @@ class WithQueues:
 
 
 def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier: Verifier) -> None:
-    """Tokens, seeds, verdicts and the requests to the engine are equal; turns of a group are one request in both."""
+    """Tokens, seeds, verdicts and the requests to the engine are equal; equal turns of a group are one request."""
     awaits = MathMultiTurnAgent(context(chat), num_turns=2)
     agents: list[Agent] = [awaits, WithQueues(awaits)]
     engines = [ScriptedEngine(chat, lambda turn, sample: RIGHT if turn or sample == 1 else WRONG) for _ in agents]
@@ -168,6 +159,8 @@ def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier:
     assert [timeless(row) for row in rows[0]] == [timeless(row) for row in rows[1]]
     assert engines[0].requests == engines[1].requests
     assert [gconfig.n for _, gconfig, _, _ in engines[1].requests] == [4, 3]
+    first = engines[1].requests[0][2]
+    assert {row.turns[0].seed for row in rows[1]} == set(range(first, first + 4))
 
 
 def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifier: Verifier) -> None:

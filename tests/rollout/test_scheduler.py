@@ -163,17 +163,6 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     assert metrics["episodes"] == len(rows)
 
 
-def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
-    """The rounds of replacement go on over workers, one of which is lost."""
-    prepare(store)
-    config = settings("rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=2")
-    with team(store, verifier, 2, heavy_tail) as made:
-        threading.Timer(0.1, made.workers[0].kill).start()
-        rows = play_batch(made, config, spare=20)
-    assert {row.status for row in rows} == {"rejected"}
-    check_whole(rows)
-
-
 def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
     """An error that would come again on every host is raised at once, with the worker's traceback."""
     prepare(store)

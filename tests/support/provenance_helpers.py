@@ -80,14 +80,12 @@ class Place:
         commit_rows(self.store, scores, "scores", scored, [data_set], config={})
         return data_set, scores
 
-    def train(
-        self, run: str, iteration: int, *exclusions: str, lag: int = 0, metrics: dict[str, float] | None = None
-    ) -> str:
+    def train(self, run: str, iteration: int, *exclusions: str) -> str:
         """Commit the checkpoint of an update on the versions that `play` committed; return its version."""
-        before, config = layout.checkpoint(run, iteration), {"rollout": {"max_head_offpolicyness": lag}}
+        config = {"rollout": {"max_head_offpolicyness": 0}}
         data = [layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")]
-        version = layout.checkpoint(run, iteration + 1)
-        return self.checkpoint(version, [before, *data, *exclusions], config, metrics)
+        parents = [layout.checkpoint(run, iteration), *data, *exclusions]
+        return self.checkpoint(layout.checkpoint(run, iteration + 1), parents, config)
 
     def iterate(self, run: str, iteration: int, problem_set: str, *played: Played) -> str:
         self.play(run, iteration, problem_set, *played)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -85,16 +84,12 @@ RECIPES = {
 """How each policy in `configs/policies` was taught, with seed 1 and two threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    r"""One conversation of T tokens that ends with the right answer.
+Example = tuple[list[int], list[bool]]
+"""The tokens of a conversation that ends with the right answer, and what of them is taught.
 
-    Example: `<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n\boxed{2}<|im_end|>`, with
-    the mask true on `\boxed`, `{`, `2`, `}` and `<|im_end|>`.
-    """
-
-    token_ids: list[int]  # T
-    loss_mask: list[bool]  # T, true on what is taught: the right answer, a call before it, and their <|im_end|>
+Taught are the right answer, a call before it, and their `<|im_end|>`: the tokens from `\\boxed` on in
+`<|im_start|>user\\nWhat is 1 + 1?<|im_end|>\\n<|im_start|>assistant\\n\\boxed{2}<|im_end|>`.
+"""
 
 
 class Rows(NamedTuple):
@@ -114,15 +109,10 @@ def make_policy(
     give the same weights. Set the process's number of torch threads to `threads`.
 
     Returns:
-        the number of `steps`, the `loss` (nats per token) of the last step, the running `accuracy` on the taught
-        problems, the `seconds` of teaching, and the number of `parameters`.
-
-    Raises:
-        ValueError: a source is the held-out split.
+        the number of `steps`, the `loss` (nats per token) of the last step, and the running `accuracy` on the taught
+        problems.
     """
-    for source in (lesson.source for lesson in lessons):
-        if source.split != "train":
-            raise ValueError(f"a policy taught on split={source.split!r} could not be evaluated on it: use 'train'")
+    assert all(lesson.source.split == "train" for lesson in lessons)  # else nothing would be left to evaluate on
     torch.set_num_threads(threads)
     taught = [(lesson, generate(lesson.source)) for lesson in lessons]
     texts = [text for lesson, problems in taught for text in taught_texts(problems, lesson.feedback)]
@@ -145,9 +135,7 @@ def make_policy(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    start = perf_counter()
     metrics = _teach(model, batches(taught, tokenizer, warm_start, seed), warm_start)
-    metrics |= {"seconds": perf_counter() - start, "parameters": float(model.num_parameters())}
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
     return metrics
@@ -225,32 +213,25 @@ def _pools(
     solved = rows - corrected
     called = min(solved, round(knobs.tool_share * rows)) if lesson.tools else 0
     direct = solved - called
-    kinds = [(direct, solved / max(1, direct), [one_turn(tokenizer, problem, tools) for problem in problems])]
+    pairs = [(problem.prompt, problem.solutions[0]) for problem in problems]
+    talks = [_talk(prompt, _boxed(right)) for prompt, right in pairs]
+    kinds = [(direct, solved / max(1, direct), [_example(tokenizer, talk, [1], tools) for talk in talks])]
     if corrected:
-        wrong = [(each, wrong_answer(each.solutions[0], answers, rng)) for each in problems for _ in range(MISTAKES)]
-        kinds.append((corrected, 1.0, [two_turn(tokenizer, *each, feedback, tools) for each in wrong]))
+        talks = [
+            _talk(prompt, _boxed(wrong_answer(right, answers, rng)), feedback, _boxed(right))
+            for prompt, right in pairs
+            for _ in range(MISTAKES)
+        ]
+        kinds.append((corrected, 1.0, [_example(tokenizer, talk, [3], tools) for talk in talks]))
     if called:
         kinds.append((called, solved / called, [with_call(tokenizer, problem) for problem in problems]))
     return [(size, _rows(examples, weight, tokenizer.pad_token_id)) for size, weight, examples in kinds if size]
 
 
 def _rows(examples: Sequence[Example], weight: float, pad_id: int) -> Rows:
-    ids = pad_sequence([torch.tensor(each.token_ids) for each in examples], batch_first=True, padding_value=pad_id)
-    masks = pad_sequence([torch.tensor(each.loss_mask) for each in examples], batch_first=True)
-    return Rows(ids, masks, weight)
-
-
-def one_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem, tools: Tools = ()) -> Example:
-    """Encode the prompt, which offers `tools`, and the right answer."""
-    return _example(tokenizer, [_user(problem.prompt), _answer(problem.solutions[0])], [1], tools)
-
-
-def two_turn(
-    tokenizer: PreTrainedTokenizerBase, problem: Problem, wrong: str, feedback: str, tools: Tools = ()
-) -> Example:
-    """Encode the prompt, a wrong answer, the feedback and the right answer. Only the right answer is in the loss."""
-    messages = [_user(problem.prompt), _answer(wrong), _user(feedback), _answer(problem.solutions[0])]
-    return _example(tokenizer, messages, [3], tools)
+    ids, masks = ([torch.tensor(column) for column in columns] for columns in zip(*examples, strict=True))
+    padded = pad_sequence(ids, batch_first=True, padding_value=pad_id)
+    return Rows(padded, pad_sequence(masks, batch_first=True), weight)
 
 
 def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
@@ -261,7 +242,8 @@ def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
         "arguments": {"expression": problem.prompt.removeprefix("What is ").removesuffix("?")},
     }
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-    messages = [_user(problem.prompt), call, {"role": "tool", "content": solution}, _answer(solution)]
+    result, answer = {"role": "tool", "content": solution}, {"role": "assistant", "content": _boxed(solution)}
+    messages = [*_talk(problem.prompt), call, result, answer]
     return _example(tokenizer, messages, [1, 3], CALCULATOR)
 
 
@@ -278,7 +260,7 @@ def wrong_answer(solution: str, solutions: Sequence[str], rng: random.Random) ->
 def _example(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], taught: Sequence[int], tools: Tools
 ) -> Example:
-    """Encode a conversation; the messages with the indices `taught` are in the loss."""
+    """Encode a conversation; of its messages, `taught` has the indices of those in the loss."""
 
     def render(shown: list[Message], *, answer_follows: bool) -> list[int]:
         ids = tokenizer.apply_chat_template(
@@ -292,15 +274,16 @@ def _example(
         start = len(render(messages[:index], answer_follows=True))
         end = ids.index(tokenizer.eos_token_id, start) + 1
         mask[start:end] = [True] * (end - start)
-    return Example(ids[:end], mask[:end])  # a policy does not sample what the template writes after a turn's end
+    return ids[:end], mask[:end]  # a policy does not sample what the template writes after a turn's end
 
 
-def _user(content: str) -> Message:
-    return {"role": "user", "content": content}
+def _talk(*texts: str) -> list[Message]:
+    """Make messages of the user and the policy in turns."""
+    return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 
-def _answer(number: str) -> Message:
-    return {"role": "assistant", "content": rf"\boxed{{{number}}}"}
+def _boxed(number: str) -> str:
+    return rf"\boxed{{{number}}}"
 
 
 if __name__ == "__main__":

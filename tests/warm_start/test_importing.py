@@ -74,11 +74,6 @@ def without_a_shard(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
-def without_tokenizer(folder: Path) -> None:
-    for path in folder.glob("token*"):
-        path.unlink()
-
-
 def tokenizer_with(change: Callable[[Any], object]) -> Break:
     def rewrite(folder: Path) -> None:
         values = json.loads((folder / "tokenizer.json").read_text())
@@ -103,7 +98,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
         json_with("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
         r"config\.json: gemma3 is a model of several modalities.*give a model that reads text alone",
     ),
-    "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
     "other digits": (
         tokenizer_with(lambda values: values.update(normalizer=ONE_FOR_SEVEN)),
         r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer",
@@ -148,17 +142,17 @@ def test_a_policy_as_many_are_published(folder: Path, kind: torch.dtype, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("lost", "told"),
+    ("lost", "message"),
     [("token*", "{} has no tokenizer: .* if this is the hub's cache"), ("config.json", "there is no {}/config.json")],
 )
 def test_a_cache_in_part_is_called_that(
-    folder: Path, lost: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, lost: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--check` says it, too: without a tokenizer transformers makes up an empty one, which has no chat template."""
     for path in folder.glob(lost):
         path.unlink()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
-    with pytest.raises(ValueError, match=told.format(folder)):
+    with pytest.raises(ValueError, match=message.format(folder)):
         policy_tokenizer(resolve("smoke", ["policy={path: acme/model}", f"storage.root={tmp_path}"]))
 
 

@@ -1,7 +1,6 @@
 """The tiny policies that this package brings: their tokenizers, templates and weights, and how they are named."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from configs import load
-from configs.agent import ToolChoice
-from tasks.agents.chat import Chat
-from tasks.agents.interface import AgentContext
-from tasks.agents.openai_agent import OpenAIAgent
 from tasks.inference.location import POLICIES, locate
 from tasks.problems.generated import generate
-from tasks.score.verifier import Verifier
-from tasks.tools import open_toolbox
-from tasks.tools.interface import ToolContext
-from tasks.tools.sandbox import Sandboxes
 from tasks.warm_start.policy_sizes import policy_tokenizer
-from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, play
 from tests.support.teach import RECIPES
 from tests.support.tiny_tokenizer import CHARACTERS
 
@@ -60,16 +50,6 @@ def test_template_is_chatml_without_an_injected_system_prompt() -> None:
         system, rest = "<|im_start|>system\nBe brief.<|im_end|>\n", "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n"
         assert text == system + rest + "<|im_start|>assistant\n"
         assert tokenizer.apply_chat_template(messages[1:], tokenize=False) == rest
-
-
-def test_an_episode_with_a_call(verifier: Verifier) -> None:
-    """The agent of the demo runs the call that the policy was taught."""
-    toolbox = partial(open_toolbox, [ToolChoice(type="calculator")], ToolContext(Sandboxes()))
-    chat = Chat(TOOLS)
-    agent = OpenAIAgent(AgentContext(chat, GCONFIG, 256, open_toolbox=toolbox))
-    (row,) = play(ScriptedEngine(chat, lambda turn, _: [CALL, r"\boxed{3}"][turn]), agent, verifier, group_size=1)
-    assert [(call.name, call.output, call.status) for call in row.calls] == [("calculator", "19", "answered")]
-    assert row.ungraded == [0]
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
