@@ -207,7 +207,7 @@ def test_workers_work_under_limits_of_address_space(tmp_path: Path) -> None:
     """Under a batch system's limits verdicts are right, the old limits are restored, and the reason names the limit."""
     script = tmp_path / "limited.py"
     script.write_text(LIMITED)
-    command = ["bash", "-c", 'ulimit -v 4000000 && exec "$0" "$1"', sys.executable, script]
+    command = ["bash", "-c", 'ulimit -v 4000000 && exec "$0" "$1"', sys.executable, str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     hard = "than the hard limit of address space (`ulimit -Hv`)"
