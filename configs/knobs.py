@@ -81,7 +81,7 @@ def section_of(annotation: Any, values: dict[str, Any]) -> type[BaseModel] | Non
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return `, did you mean …?` for a message; empty if no name is similar."""
-    known = list(names)
+    known = sorted(names, key=lambda each: (len(each), each))
     longer = [each for each in known if name and each.startswith(name)]  # `temp`, for `temperature`
     close = longer or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -142,7 +142,7 @@ def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[st
 
 def test_a_run_of_a_newer_program_is_refused(plain: list[str]) -> None:
     rewrite(start(*plain).store, layout.run("smoke"), lambda values: values["config"]["run"].update(stream=False))
-    with pytest.raises(ConfigError, match=r"another configuration:\n  run.stream: False -> .\(absent\)"):
+    with pytest.raises(ConfigError, match="another configuration:\n  run.stream: False -> None"):
         start(*plain)
 
 

@@ -31,6 +31,7 @@ from tasks.audit.decoding import open_decoder
 from tasks.train.orders import DistanceOrder
 from tasks.train.version_trainer import VersionTrainer
 from tasks.warm_start.importing import import_policy
+from tests.support.chain_helpers import rewrite
 from tests.support.paths import ROOT
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_trainer, save_random_adapter
@@ -103,7 +104,7 @@ def test_the_base_stays_as_long_as_its_adapters(run: TrainingRun, copied: Store,
 def test_a_base_of_another_hash_is_refused(run: TrainingRun, copied: Store, tmp_path: Path) -> None:
     """On other weights the adapter would be another policy: nothing opens it, and verify says so."""
     path, version = Path(copied.path(layout.manifest(run.policy(0)))), run.policy(2)
-    path.write_bytes(path.read_bytes() + b"\n")
+    rewrite(copied, run.policy(0), lambda values: values.update(metrics={"another": 1}))
     with pytest.raises(DamagedError, match=r"is an adapter of .*000000 with the sha256"):
         checkpoints.open_checkpoint(copied, version, tmp_path)
     assert any("is an adapter of" in found.problem for found in verify(copied, [version], ancestors=False).findings)
