@@ -1,4 +1,4 @@
-"""Train a policy from the store alone: on data sets that were played or imported, with `rft`, `dpo`, `kto` or `ppo`.
+"""Train a policy from the store alone, on played or imported data, with `rft`, `dpo`, `kto`, `ppo` or your own algorithm.
 
 python -m flows.fit demo --data demo algorithm.type=rft run.name=demo-rft fit.where='best > 0.5'
 """

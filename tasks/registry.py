@@ -111,15 +111,16 @@ class Registry(Generic[T]):
         """Return what a module has under a name if a user may name it; None otherwise."""
         return typing.cast(type[T], found) if _TESTS[self._own](found) else None
 
-    def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
+    def check_arguments(self, name: str, arguments: Mapping[str, Any], where: str = "") -> None:
         """Check a user's arguments for the constructor of `name`: their names, their types, and that none is missing.
 
-        The pipeline passes the first parameter (the context); the configuration gives all others.
+        The pipeline passes the first parameter (the context); the configuration gives all others. `where` is the knob
+        that has them, in messages.
 
         Raises:
             ValueError: an argument is unknown, missing or of another type.
         """
-        cls, where = self.find(name), f"{self.kind}.args"
+        cls, where = self.find(name), where or f"{self.kind}.args"
         parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         hints = typing.get_type_hints(cls.__init__ if inspect.isclass(cls) else cls, include_extras=True)

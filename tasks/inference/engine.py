@@ -35,7 +35,7 @@ from tasks.inference.server import Server, bring_in, start_all
 from tasks.inference.weight_sums import sums_of_folder
 
 REQUEST_TIMEOUT_S = 300.0
-"""A request of which nothing was sampled in this time is sent again."""
+"""Longest wait for an answer that samples nothing, such as that of a swap; completions have `longest_completion_s`."""
 RETRIES = 5
 """Number of times that a failed request is sent again."""
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -159,7 +159,7 @@ def check_scorers(settings: ScoreSettings) -> None:
     if settings.group and not any(":" in name or name == "judge" for name in used):
         raise ValueError(f"score.group has no effect: {', '.join(sorted(used))} judge each answer by itself")
     for name in sorted(used):
-        SCORERS.check_arguments(name, settings.args.get(name, {}))
+        SCORERS.check_arguments(name, settings.args.get(name, {}), f"score.args.{name}")
         if name in BY_MODEL:
             SCORERS.make(name, None, settings.args.get(name, {}))
         found: Any = SCORERS.find(name)

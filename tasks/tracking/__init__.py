@@ -7,6 +7,6 @@ them from the store alone, in a process of its own beside a flow, or afterwards 
 from tasks.registry import Registry
 from tasks.tracking.points import Sink
 
-SINKS = Registry[Sink]("tracking")
+SINKS = Registry[Sink]("tracking", key="tracking")
 for _name in ("tensorboard", "wandb", "mlflow", "trackio"):
     SINKS.register(_name, f"tasks.tracking.sinks:{_name.capitalize()}")

@@ -115,7 +115,7 @@ class Trainer:
         """Run one update: first the preparation, then one optimizer step for each minibatch of each epoch.
 
         Args:
-            rows: trajectories of one data set; those that cannot be trained on are left out.
+            rows: trajectories, in `flows.fit` of several data sets; those that cannot be trained on are left out.
             scores: one for each turn of the trainable trajectories.
             version: policy version of the weights before the update.
             progress: called with a line of text after each part.

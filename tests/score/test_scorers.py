@@ -64,7 +64,10 @@ def test_each_source_has_its_scorer(verifier: Verifier) -> None:
         ({"type": f"{OWN}:waits"}, "not async"),
         ({"type": f"{OWN}:takes_nothing"}, "takes an answer first"),
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
-        ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}}, r"score\.args\.bonus=-1"),
+        (
+            {"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}},
+            rf"score\.args\.{OWN}:rewards\.bonus=-1",
+        ),
         ({"args": {"environment": {"success_above": 1}}}, "score.args.environment: no problem has this scorer"),
         ({"type": {"code": "environment"}}, "add default: math-verify"),
     ],
