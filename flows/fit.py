@@ -1,4 +1,4 @@
-"""Train a policy from the store alone, on played or imported data, with `rft`, `dpo`, `kto`, `ppo` or your own algorithm.
+"""Train a policy from the store alone, on played or imported data, with `rft`, `dpo`, `kto`, `ppo` or one of your own.
 
 python -m flows.fit demo --data demo algorithm.type=rft run.name=demo-rft fit.where='best > 0.5'
 """
