@@ -56,8 +56,7 @@ def _type(annotation: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
     parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as algorithm.kl")
-    beginning = parser.parse_args().beginning
-    name = beginning.partition("=")[0]
+    name = parser.parse_args().beginning
     if not (chosen := [each for each in entries(Config) if each[0].startswith(name)]):
         parser.error(f"no knob's name begins with {name!r}")
     for title, sentence in chosen:

@@ -91,7 +91,7 @@ def test_a_thought_is_no_answer(said: str, names: set[str], verdict: str, conten
         read = AnswerReader(chat).read(chat.prompt([QUESTION]), chat.encode(words), [])
         assert (row.turns[0].verdict, read.content) == (verdict, content), name
         assert [stored.given.strip(), messages_of(stored)[-1]["content"].strip()] == [content] * 2, name
-        assert chat.opens_thoughts == (name in OPENED)
+        assert bool(chat.opening) == (name in OPENED)
 
 
 def test_a_template_may_open_thoughts_in_some_conversations_only() -> None:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # the server's process imports no more of the project than `m
 HOST = "127.0.0.1"
 START_SECONDS = 900
 """Limit for the start, only against hanging: a busy machine takes long to create the database."""
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -70,9 +69,9 @@ def start(server: "Child", listener: socket.socket, password: str, environment: 
 
 
 def healthy(port: int) -> bool:
-    """Return whether a Prefect server answers on `port`."""
+    """Return whether a Prefect server answers on `port`; call `ignore_proxies_on_loopback` before."""
     try:
-        with _NO_PROXY.open(f"http://{HOST}:{port}/api/health", timeout=2):
+        with urllib.request.urlopen(f"http://{HOST}:{port}/api/health", timeout=2):
             return True
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False
@@ -99,15 +98,8 @@ def main(descriptor: int) -> None:
 
     from storage.processes.peers import only_own
 
-    settings = get_current_settings().server
-    config = uvicorn.Config(
-        create_app(final=True),
-        http=only_own(),
-        timeout_keep_alive=settings.api.keepalive_timeout,
-        ws_ping_interval=settings.api.websocket_ping_interval,
-        ws_ping_timeout=settings.api.websocket_ping_timeout,
-        log_level=settings.logging_level.lower(),
-    )
+    level = get_current_settings().server.logging_level.lower()
+    config = uvicorn.Config(create_app(final=True), http=only_own(), log_level=level)
     # It creates or migrates the database in PREFECT_HOME. Two that do so at once fail; then the same command continues.
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 

@@ -1,5 +1,6 @@
 """The Prefect tasks that ask models about stored trajectories, and grade stored answers; both are versions apart."""
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ def annotate_by(workspace: Workspace, role: Role, trajectories: TrajectoriesVers
         if draft:
             assert workspace.models
             rows = datasets.rows(workspace.store, trajectories, workspace.cache, annotator.columns)
-            metrics = annotator.annotate(workspace.models, rows, draft, log)
+            metrics = asyncio.run(annotator.annotate(workspace.models, rows, draft, log))
             if metrics["problems"]:
                 log("models.%s said nothing to %d questions: %s", role, metrics["problems"], metrics["example"])
             draft.commit(workspace.provenance(), [trajectories], metrics)

@@ -55,8 +55,7 @@ class Chat:
         readable: number of token ids that the policy knows and the tokenizer can have; the others are padding.
         control: the tokens that only the template may write.
         toy_calls: calls as the template writes them, see `Written.toy_calls`.
-        opens_thoughts: whether the template itself opens the thought with which an answer begins.
-        opening: the tag with which it does so, and the blanks after it; otherwise empty.
+        opening: the tag with which the template itself opens the thought of an answer, and the blanks after it; or "".
         stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
@@ -78,7 +77,6 @@ class Chat:
         self.toy_calls = self.encode(self._template.written.toy_calls)
         self._words = TAG.split(self._template.lead)[-1].lstrip()  # those with which the template begins a thought
         self.opening = self.opening_of(self.prompt([{"role": "user", "content": "?"}]))
-        self.opens_thoughts = bool(self.opening)
         special = ((number, token) for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._vanishing = frozenset(number for number, token in special if not PIECE.fullmatch(token.content))
 

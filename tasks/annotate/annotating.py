@@ -123,15 +123,12 @@ class Asker:
         text = json.dumps({"role": self.role, "model": model, **self.how}, sort_keys=True)
         return layout.annotations(trajectories, hashlib.sha256(text.encode()).hexdigest()[:12])
 
-    def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
+    async def annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
         """Ask about trajectories, but those whose shards a draft has taken over; add the answers; return the metrics.
 
         Raises:
             InferenceError: a server cannot be reached, refuses all questions or does not hold the model.
         """
-        return asyncio.run(self._annotate(models, rows, draft, progress))
-
-    async def _annotate(self, models: BesideModels, rows: Trajectories, draft: Draft, progress: Tell) -> dict[str, Any]:
         started, done = time.monotonic(), set(draft.notes)
         asked, problems = 0, list[str]()
         async with models.connect(self.role) as clients:
@@ -218,21 +215,16 @@ class _OfTurns(Asker):
 
 
 class JudgeAsker(_OfTurns):
-    """Asks a judge with its rubric. What it says has a seed of its own for each question.
-
-    Args:
-        config: the configuration.
-        folder: of the model; None: a service, which is asked by the judge's name.
-    """
+    """Asks a judge with its rubric, a service by its name. What it says has a seed of its own for each question."""
 
     scorer: JudgeScorer
 
-    def __init__(self, config: Config, folder: Path | None) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config, "judge")
         knobs = config.models.judge
         assert isinstance(knobs, Judge)
         self._service, self._fields, self._seed = knobs.name, knobs.request, config.run.seed
-        self._chat = _chat_in(folder) if folder else None
+        self._chat = None if knobs.name else _chat_in(folder_of(config, "judge"))
         scorer = self.scorer
         self.how |= {"max_new_tokens": scorer.max_new_tokens, "temperature": scorer.temperature, **scorer.asked}
         self.how |= {"group": True} if config.score.group else {}
@@ -271,10 +263,10 @@ class JudgeAsker(_OfTurns):
 class RewardAsker(_OfTurns):
     """Asks a reward model about the conversation up to each turn."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config, "reward")
         assert config.models.reward
-        self._chat, self._most = _chat_in(folder), config.models.reward.max_model_len
+        self._chat, self._most = _chat_in(folder_of(config, "reward")), config.models.reward.max_model_len
 
     def _content(self, answer: Answer) -> Hashable:
         return tuple(self._chat.whole(messages_of(answer)))
@@ -317,12 +309,8 @@ def asker(config: Config, role: Role) -> Asker:
     Raises:
         ValueError, StorageError: the model has no files, or no chat template.
     """
-    if role == "teacher":
-        return TeacherAsker(config)
-    if role == "reward":
-        return RewardAsker(config, folder_of(config, role))
-    knobs = config.models.judge
-    return JudgeAsker(config, None if isinstance(knobs, Judge) and knobs.name else folder_of(config, role))
+    kinds: dict[Role, Callable[[Config], Asker]] = {"judge": JudgeAsker, "reward": RewardAsker, "teacher": TeacherAsker}
+    return kinds[role](config)
 
 
 def ask_once(config: Config, role: Role, models: BesideModels | None, rows: Trajectories, tell: Tell) -> list[str]:

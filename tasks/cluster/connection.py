@@ -27,7 +27,6 @@ from tasks.inference.devices import visible_devices
 from tasks.registry import Code, own_code, refuse_other
 
 logger = logging.getLogger(__name__)
-LOCAL = "local"
 _CONNECT_S = 10.0
 _MODE = "RAY_AUTH_MODE"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -65,7 +64,7 @@ def connected(config: Config) -> Iterator[None]:
     assert address
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
-    elif address == LOCAL:
+    elif address == "local":
         # Ray gets a core for each process of the run, whether this host has so many or not.
         ranks, workers, settings = config.train.parallel.ranks, config.cluster.workers_per_node, config.inference
         visible, needed = visible_devices(), workers * settings.replicas * settings.ranks

@@ -37,7 +37,6 @@ _POLL_S = 0.5
 """Time between two questions for lines of progress."""
 _END_S = 5.0
 """Longest wait for the other ranks' errors after the first one."""
-_LOOPBACK = "127.0.0.1"
 _LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
 ASIDE = "aside"
 """The concurrency group of what a rank answers while it carries out an order."""
@@ -122,7 +121,7 @@ class RayTrainer:
         self._ranks = [self._actor(bundle, number, node_ids) for number, bundle in enumerate(order)]
         _refuse_different(self._answers([rank.begin.remote() for rank in self._ranks], progress, limit))
         first, ips = self._ranks[0], {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
-        addresses = [_LOOPBACK if len(set(node_ids)) == 1 else ips[node_id] for node_id in node_ids]
+        addresses = ["127.0.0.1" if len(set(node_ids)) == 1 else ips[node_id] for node_id in node_ids]
         joining = [rank.join.remote(first, address) for rank, address in zip(self._ranks, addresses, strict=True)]
         self._answers(joining, progress, limit)
         took = time.monotonic() - started
@@ -211,9 +210,8 @@ def _bundle(config: Config) -> dict[str, float]:
     A single rank on this host alone uses the first GPU, which Ray does not count, because it may share it with vLLM.
     """
     alone = config.ray_address == "local" and config.train.parallel.ranks == 1
-    on_gpu = config.train.device == "cuda" or (
-        config.train.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0
-    )
+    device, gpus = config.train.device, ray.cluster_resources().get("GPU", 0)
+    on_gpu = device == "cuda" or (device == "auto" and gpus > 0)
     return {"CPU": 1.0} | ({"GPU": 1.0} if on_gpu and not alone else {})
 
 

@@ -28,17 +28,7 @@ from tasks.problems.sources import UseOfSolutions
 from tasks.registry import Registry, fingerprint
 from tasks.score.by_model import JudgeScorer, RewardModelScorer
 from tasks.score.code import CodeScorer, sandboxed
-from tasks.score.verdict import (
-    COLUMNS,
-    LIMIT_MET,
-    Annotations,
-    Answer,
-    RunProgram,
-    Scorer,
-    Verdict,
-    checked,
-    storable,
-)
+from tasks.score.verdict import COLUMNS, LIMIT_MET, Annotations, Answer, RunProgram, Scorer, Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, ScorerContext, Verifier, VerifierBrokenError
 from tasks.tools.sandbox import check_host
 

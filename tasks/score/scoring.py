@@ -100,12 +100,8 @@ class ShardOrder:
     annotations: ByRole
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredShard:
-    """The scores of one shard of trajectories: files for the version."""
-
-    files: list[File]
-    grades: Grades
+ScoredShard = tuple[list[File], Grades]
+"""The scores of one shard of trajectories: files for the version, and what was found."""
 
 
 def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder) -> ScoredShard:
@@ -116,7 +112,7 @@ def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder
     with Draft(store, order.version, "scores") as draft:
         # The names differ from those of other processes, whose files will be in the same manifest.
         grades = score_rows(rows, scorers, draft, order.rows_per_shard, prefix=f"part-{draft.nonce}")
-        return ScoredShard(draft.files, grades)
+        return draft.files, grades
 
 
 def read_annotations(store: Store, versions: ByRole, cache: Path) -> dict[Role, dict[tuple[str, int], Annotation]]:

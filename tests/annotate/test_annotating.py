@@ -44,7 +44,7 @@ def annotate(run: TrainingRun, config: Config, draft: Draft) -> dict[str, Any]:
     annotator, told = asker(config, "judge"), list[str]()
     rows = datasets.rows(run.store, TRAJECTORIES, run.folder / "cache", annotator.columns)
     with BesideModels(config, run.folder) as models:
-        return annotator.annotate(models, rows, draft, told.append)
+        return asyncio.run(annotator.annotate(models, rows, draft, told.append))
 
 
 def drafted(run: TrainingRun) -> Draft:

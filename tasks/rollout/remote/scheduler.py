@@ -191,9 +191,9 @@ class Scheduler:
         orders = [ShardOrder(file, draft.version, config.score, size, annotations) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()
         grades = Grades()
-        for shard in scored:
-            draft.accept(shard.files)
-            grades.join(shard.grades)
+        for files_of_shard, found in scored:
+            draft.accept(files_of_shard)
+            grades.join(found)
         return grades
 
     async def _score(self, orders: Sequence[ShardOrder]) -> list[ScoredShard]:
