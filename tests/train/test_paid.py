@@ -100,14 +100,19 @@ def learnt(
     return result
 
 
-def tries(near: float, right: float, chance: float) -> Play:
-    """Play two turns until one is right: action 0 tries (right with this chance), 1 is nearly right on purpose."""
+def answers(count: int, chance: float, wrong: float, right: float, near: float | None = None) -> Play:
+    """Play until right or `count` answers are given: action 0 tries (right with this chance).
+
+    Action 1 is nearly right on purpose, or, without `near`, gives up, which the agent cannot read.
+    """
 
     def play(choose: Choose, draw: np.random.Generator) -> Played:
         actions, grades = list[int](), list[float | None]()
-        while len(actions) < 2 and right not in grades:
+        while len(actions) < count and right not in grades:
             actions.append(choose(len(actions)))
-            grades.append(near if actions[-1] else right if draw.random() < chance else 0.0)
+            if actions[-1] and near is None:
+                return Played(actions, [*grades, None], gave_up=True, right=right)
+            grades.append(near if actions[-1] else right if draw.random() < chance else wrong)
         return Played(actions, grades, right=right)
 
     return play
@@ -121,9 +126,9 @@ def tries(near: float, right: float, chance: float) -> Play:
 def test_being_nearly_right_first_pays_nothing(near: float, right: float, scoring: Scoring) -> None:
     """With the sum of all grades, 0.6 and then 1 beats 1 at once, and the policy learns to be wrong first."""
     start = [[0.881, 0.119]] * 2
-    assert learnt(tries(near, right, 0.9), start, scoring)[0, 1] < 0.119
+    assert learnt(answers(2, 0.9, 0.0, right, near), start, scoring)[0, 1] < 0.119
     summed = scoring.model_copy(update={"tries": "sum"})
-    assert learnt(tries(near, right, 0.9), start, summed)[0, 1] > 0.5 or near < 0.2
+    assert learnt(answers(2, 0.9, 0.0, right, near), start, summed)[0, 1] > 0.5 or near < 0.2
 
 
 def test_an_episode_earns_its_last_grade() -> None:
@@ -134,21 +139,6 @@ def test_an_episode_earns_its_last_grade() -> None:
     assert (second.returns.tolist(), second.earned) == ([0, 0, 0], 0)
     assert samples_of(episodes, STEPS)[0].earned == 1.6
     assert samples_of({"p": [Played([0, 0], [0.0, 1.0])]}, VERDICTS)[0].earned == 0
-
-
-def answers(count: int, chance: float, wrong: float, right: float) -> Play:
-    """Play until right or `count` answers are given: action 0 tries, 1 gives up, which the agent cannot read."""
-
-    def play(choose: Choose, draw: np.random.Generator) -> Played:
-        actions, grades = list[int](), list[float | None]()
-        while len(actions) < count and right not in grades:
-            actions.append(choose(len(actions)))
-            if actions[-1]:
-                return Played(actions, [*grades, None], gave_up=True, right=right)
-            grades.append(right if draw.random() < chance else wrong)
-        return Played(actions, grades, right=right)
-
-    return play
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5])
