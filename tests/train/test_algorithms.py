@@ -438,7 +438,8 @@ def test_metrics_of_pairs_and_thumbs_by_hand(
     name: str, episodes: list[list[float]], gained: list[list[float]], expected: dict[str, float]
 ) -> None:
     """What each episode gained on the reference decides them; `kto` may call an episode good that earns more than 0."""
-    samples, values = group(*episodes), dict(enumerate(map(np.float32, gained)))
+    samples = group(*episodes)
+    values = {number: np.array(of_episode, np.float32) for number, of_episode in enumerate(gained)}
     found = algorithm(name)
     assert isinstance(found, DPO | KTO)
     _, metrics = found.reweigh(dict(enumerate(samples)), values, {n: 0 * value for n, value in values.items()})
