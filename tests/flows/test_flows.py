@@ -1,12 +1,9 @@
 """The flows end to end, with real Prefect, real vLLM and real files."""
 
-import itertools
 import json
 import logging
-import re
 import shutil
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -29,10 +26,8 @@ from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tasks.inference.api import Completion, completion_of
 from tasks.metrics.log import read_rows
-from tasks.problems.exclusions import commit_exclusions
-from tasks.provenance.questions import propose_ids, training_data
+from tasks.provenance.questions import training_data
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -204,30 +199,3 @@ def test_a_fork_goes_on_with_the_optimizer_and_other_settings(trained: list[str]
     assert verify(store, [layout.checkpoint("fork", 1)]).findings == []
     aliases.move(store, "best", layout.checkpoint("fork", 1), None)
     assert {origin, layout.trajectories("smoke", 0)} <= gc.kept(store, [], gc.Rules())
-
-
-@pytest.mark.long
-def test_a_run_that_a_trajectory_has_stopped_goes_on(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An update that is not finite names the trajectory. The same run goes on without it.
-
-    An older program has stored the trajectory.
-    """
-    settings = [*overrides, "run.iterations=1", "algorithm.behaviour_weight={cap: null}", "evaluation.every=9"]
-    calls = itertools.count()
-
-    def spoiled(*arguments: Any) -> Completion:
-        made = completion_of(*arguments)
-        return replace(made, logprobs=[-120.0 for _ in made.logprobs]) if next(calls) == 20 else made
-
-    monkeypatch.setattr("tasks.inference.api.completion_of", spoiled)
-    monkeypatch.setattr("tasks.rollout.admission.LOWEST_LOGPROB", -1e9)
-    with pytest.raises(ValueError, match=r"tasks\.provenance exclude --ids FILE") as stopped:
-        run_flow("smoke", settings)
-    bad = re.findall(r"trajectories (smoke/\S+?):", str(stopped.value))
-    assert len(bad) == 1
-    store = Store(f"{tmp_path}/var")
-    version = commit_exclusions(store, propose_ids(store, bad, tmp_path, "impossible logprobs").rows)
-    numbers = run_flow("smoke", [*settings, f"problems.exclusions=[{version}]"])
-    assert numbers["training"][0]["trajectories/excluded"] == 1

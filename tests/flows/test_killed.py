@@ -8,17 +8,12 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from configs import load
-from flows.launch import prefect_server
 from storage import layout
 from storage.logs import leases
 from storage.logs.log import Log
@@ -26,9 +21,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import to_score
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tasks.inference import launch
 from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, Point, no_process_left, start
-from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
@@ -204,31 +197,6 @@ def test_killed_while_stages_overlap_on_s3(
     groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
     assert sorted(number for numbers in groups for number in numbers) == list(range(PROBLEMS * OVERLAPPING))
     assert_undisturbed(witness, tmp_path)
-
-
-@pytest.mark.long
-def test_the_command_leaves_no_process(tmp_path: Path) -> None:
-    """If the command is killed, its Prefect server, verifier and vLLM all end, and no socket is left."""
-    command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={tmp_path}/var"]
-    command += [f"storage.cache={tmp_path}/cache"]
-    clean = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
-    job = subprocess.Popen(command, cwd=ROOT, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    log = tmp_path / "cache/logs/smoke/vllm-0.log"
-    deadline = time.monotonic() + 600
-    while not (log.exists() and log.stat().st_size):
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    family = psutil.Process(job.pid).children(recursive=True)
-    assert any(prefect_server.__file__ in process.cmdline() for process in family)
-    (server,) = (process for process in family if launch.__file__ in process.cmdline())
-    folder = Path(server.environ()["TMPDIR"])  # of its socket
-    assert folder.exists()
-    job.kill()
-    job.wait()
-    _, left = psutil.wait_procs(family, timeout=300)
-    assert left == []
-    assert not folder.exists()
 
 
 @pytest.mark.long

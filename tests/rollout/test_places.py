@@ -11,17 +11,6 @@ from hypothesis import strategies as st
 from tasks.rollout.places import Places
 
 
-def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
-    """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
-    plan, number = Places(first=0, end=9, size=2, staleness=1, most_played=4), 0
-    while not plan.is_closed(0):
-        while plan.may_begin(0):
-            plan.begin(number, version=0)
-            number += 1
-        plan.finish(number - plan.running, rejected=True)
-    assert number <= 4 + 4  # those that ran when it had enough
-
-
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(1, 5),

@@ -97,19 +97,6 @@ def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
     )
 
 
-def test_groups_are_played_by_all_workers(store: Store, verifier: Verifier) -> None:
-    """Three workers play each group once; the metrics and the journal are those of one process."""
-    prepare(store)
-    with team(store, verifier, 3, heavy_tail) as made:
-        check_whole(play_batch(made, settings()))
-        assert all(worker.stored for worker in made.workers)
-    manifest = manifests.read(store, layout.trajectories(RUN, 0))
-    assert manifest.metrics["episodes"] == len(PROBLEMS) * SAMPLES
-    assert manifest.metrics["status"] == {"completed": len(PROBLEMS) * SAMPLES}
-    sizes = [file.rows for file in manifest.files]
-    assert sizes.count(6) >= len(sizes) - 3  # full ones, but for the last one of each
-
-
 def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, verifier: Verifier) -> None:
     """The groups of an iteration are shared fairly, though one of three workers serves the new policy first."""
     prepare(store)

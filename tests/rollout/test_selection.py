@@ -52,12 +52,6 @@ def statuses(rows: list[Trajectory]) -> list[str]:
 GROUP = [episode(0, 1), episode(1, 0, 1), episode(2, 0, 0), episode(3, status="failed")]
 
 
-def test_success_rate_counts_turns_of_played_episodes() -> None:
-    """Two of five turns are right; a failed episode is not counted."""
-    assert success_rate(GROUP, settings()) == pytest.approx(2 / 5)
-    assert success_rate(GROUP[3:], settings()) is None
-
-
 @pytest.mark.parametrize(("low", "high", "stays"), [(0, 1, True), (0.4, 0.4, True), (0.41, 1, False), (0, 0.39, False)])
 def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: bool) -> None:
     """The bounds are inclusive; a rejected group is kept with its reason, and a failed episode stays failed."""

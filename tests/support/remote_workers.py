@@ -45,7 +45,7 @@ class ThreadWorker:
             time.sleep(self.delay_s)
             return open_policy(version)
 
-        self.name, self.got, self.scored, self.stored = name, 0, 0, 0
+        self.name, self.got, self.scored = name, 0, 0
         self.local = LocalWorker(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
         self.worker = Worker(self.local, store, lambda _: by_id)
@@ -62,7 +62,6 @@ class ThreadWorker:
         self._check()
         self.got += method is Worker.play
         self.scored += method is Worker.score
-        self.stored += method is Worker.store
         try:
             if method is Worker.score and self.scoring:
                 raise self.scoring

@@ -21,7 +21,7 @@ from storage.records import Score, Trajectory
 from tasks.train.advantages import Observed, against_group
 from tasks.train.algorithms import check_algorithm, make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
-from tasks.train.algorithms.likelihood import DPO, KTO, pairs
+from tasks.train.algorithms.likelihood import DPO, KTO
 from tasks.train.algorithms.ppo import PPO
 from tasks.train.components import Component, LossInputs, LossOutputs
 from tasks.train.samples import Sample, build_samples
@@ -425,37 +425,29 @@ def test_rft_learns_right_turns_and_the_calls_before_them() -> None:
     assert [list(each) for each in assigned("rft", twice, distinct=False).weights["ce"]] == [[1, 0, 0]] * 2
 
 
-def test_dpo_by_hand() -> None:
-    """The best is paired with the worst; z = 0.1 * (2 + 1): the loss is 0.554, the factor 0.1 * 0.426."""
-    samples = dict(enumerate(group([1, 1], [0], [1], [0, 0])))
-    assert [*pairs(samples)] == [(0, 3), (2, 1)]
-    assert [*pairs(dict(enumerate(group([1], [1], [0]))))] == [(0, 2)]
-    chosen = dict(enumerate(group([1], [0])))
-    gained = {0: np.array([2.0], np.float32), 1: np.array([-1.0], np.float32)}
-    of_reference = {index: np.zeros(1, np.float32) for index in chosen}
-    dpo = algorithm("dpo")
-    assert isinstance(dpo, DPO)
-    factors, metrics = dpo.reweigh(chosen, gained, of_reference)
-    assert (factors[0].item(), factors[1].item()) == pytest.approx((0.0426, 0.0426), abs=1e-4)
-    assert metrics == pytest.approx(
-        {"policy/loss": 0.5544, "dpo/pairs": 1, "dpo/loss": 0.5544, "dpo/margin": 0.3, "dpo/preferred": 1}, abs=1e-4
-    )
-
-
-def test_kto_by_hand() -> None:
-    """The reference point is (3 - 1) / 2 = 1: both z are 0.2, the losses 0.450, the factors 0.1 * 0.2475."""
-    kto, samples = algorithm("kto"), dict(enumerate(group([0, 1], [0])))
-    assert isinstance(kto, KTO)
-    assert [each[0] for each in kto.assign([*samples.values()], []).weights["ce"]] == [1.0, -1.0]
-    gained = {0: np.array([2.0, 0.5, 0.5], np.float32), 1: np.array([-1.0], np.float32)}
-    of_reference = {index: np.zeros_like(values) for index, values in gained.items()}
-    factors, metrics = kto.reweigh(samples, gained, of_reference)
-    assert (factors[0][0], factors[1][0]) == pytest.approx((0.02475, 0.02475), abs=1e-5)
-    assert metrics == pytest.approx(
-        {"policy/loss": 0.4502, "kto/kl": 1.0, "kto/good": 0.5, "kto/value": 0.5498}, abs=1e-4
-    )
-    bad = algorithm("kto", good_above=0.5)  # wrong, then right: -1 and 1 earn 0
-    assert [each[0] for each in bad.assign([*samples.values()], []).weights["ce"]] == [-1.0, -1.0]
+@pytest.mark.parametrize(
+    ("name", "episodes", "gained", "expected"),
+    [
+        # Of `dpo` z is 0.1 times the difference, 3.
+        ("dpo", ([1], [0]), ([2.0], [-1.0]), {"pairs": 1, "loss": 0.5544, "margin": 0.3, "preferred": 1}),
+        # The reference point is (3 - 1) / 2: both z are 0.2.
+        ("kto", ([0, 1], [0]), ([2.0, 0.5, 0.5], [-1.0]), {"kl": 1.0, "good": 0.5, "value": 0.5498}),
+    ],
+)
+def test_metrics_of_pairs_and_thumbs_by_hand(
+    name: str, episodes: list[list[float]], gained: list[list[float]], expected: dict[str, float]
+) -> None:
+    """What each episode gained on the reference decides them; `kto` may call an episode good that earns more than 0."""
+    samples = group(*episodes)
+    values = {number: np.array(of_episode, np.float32) for number, of_episode in enumerate(gained)}
+    found = algorithm(name)
+    assert isinstance(found, DPO | KTO)
+    _, metrics = found.reweigh(dict(enumerate(samples)), values, {n: 0 * value for n, value in values.items()})
+    del metrics["policy/loss"]  # that of the formula
+    assert metrics == pytest.approx({f"{name}/{key}": value for key, value in expected.items()}, abs=1e-4)
+    if name == "kto":
+        bad = algorithm("kto", good_above=0.5)  # wrong, then right: -1 and 1 earn 0
+        assert [each[0] for each in bad.assign(samples, []).weights["ce"]] == [-1.0, -1.0]
 
 
 def test_reinforce_pp_charges_no_candidate_the_kl_of_its_siblings() -> None:

@@ -21,7 +21,6 @@ from tasks.train.batches import (
     batching_for,
     cut,
     draw_minibatches,
-    find_places,
     find_tree,
     make_minibatch,
     pieces,
@@ -50,41 +49,6 @@ def test_minibatches_hold_whole_groups_and_everything_once() -> None:
     assert drawn != following
     assert drawn == draw_minibatches(samples, 3, torch.Generator().manual_seed(0))
     assert len(draw_minibatches(samples[:6], 4, generator)) == 2
-
-
-def places_of(places: Places) -> list[tuple[int, int]]:
-    return list(zip(places.rows.tolist(), places.columns.tolist(), strict=True))
-
-
-def test_collate_by_hand() -> None:
-    """A batch has right padding, the places of the action tokens, and the columns of each token.
-
-    If a template rewrote the history, the second turn is a row of its own, which must not attend to the old text.
-    """
-    rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
-    samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward())
-    columns = [
-        Columns(
-            np.array([0.5, 0.5, -2.0]), {"rl": np.array([1, 2, 3.0])}, reference=np.array([-1, -2, -3], np.float32)
-        ),
-        Columns(np.array([3.0]), {"rl": np.array([4.0])}, reference=np.array([-4], np.float32)),
-    ]
-    (batch,) = make_minibatch(samples, columns, [1, 0], BATCHING)
-    assert batch.samples.tolist() == [0, 0, 0, 1]
-    assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 13, 0, 0, 0, 0, 0]]
-    assert places_of(batch.places) == [(0, 3), (0, 4), (0, 7), (1, 3)]
-    assert batch.advantages.tolist() == [0.5, 0.5, -2.0, 3.0]
-    assert batch.weights["rl"].tolist() == [1, 2, 3, 4]
-    assert batch.sampled.all()
-    assert batch.reference is not None
-    assert batch.reference.tolist() == [-1, -2, -3, -4]
-    assert (batch.proximal, batch.values, batch.returns) == (None, None, None)
-    assert batch.advantages.dtype == batch.behaviour.dtype == batch.reference.dtype == torch.float32
-    rewritten = replace(samples[0], starts=np.array([0, 5]))  # 1 2 3 10 11 | 4 5 12
-    (batch,) = make_minibatch([rewritten], columns, [0], BATCHING)
-    assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 0, 0, 0, 0], [4, 5, 12, 0, 0, 0, 0, 0, 0]]
-    assert places_of(batch.places) == [(0, 3), (0, 4), (1, 2)]
-    assert (batch.sequences.tolist(), batch.advantages.tolist()) == ([0, 0, 1], [0.5, 0.5, -2.0])
 
 
 def test_masked_turns_are_in_no_batch() -> None:
@@ -121,23 +85,6 @@ def test_passes_keep_the_budget_and_have_few_shapes(lengths: list[int], budget: 
         assert columns % 8 == 1
         assert rows % 8 == 0 or rows < 8
         assert rows == 1 or rows * columns <= budget
-
-
-def test_a_tree_by_hand() -> None:
-    """Common beginnings are in the row once; each token reads those before it in its own sequence, and itself."""
-    samples = group([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], [1, 2, 6])
-    (segments,) = cut(samples, pieces(samples, range(4)), TREES)
-    chosen = [np.array([2, 3]), np.array([3]), np.array([4]), np.array([1, 2])]
-    rows, places = arrange(segments, TREES), find_places(segments, chosen, TREES)
-    assert rows.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 0, 0, 0]]
-    assert rows.positions is not None
-    assert rows.positions.tolist() == [[0, 1, 2, 3, 3, 2, 0, 0, 0]]
-    assert rows.mask is not None
-    reads = [np.flatnonzero(row).tolist() for row in rows.mask[0, 0].numpy()]
-    assert reads == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5], [6], [7], [8]]
-    assert places.before.tolist() == [1, 2, 2, 3, 0, 1]  # the third is the place after the last token of 1 2 3 4
-    assert places.columns.tolist() == [2, 3, 4, 3, 1, 5]
-    assert set(places.rows.tolist()) == {0}
 
 
 def test_trees_only_where_they_pay() -> None:

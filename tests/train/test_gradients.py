@@ -69,10 +69,13 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
         assert_near(of_critic, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "chunk"), [(1, 4096), (60, 4096), (60, 5)])
-@pytest.mark.parametrize(
+with_options = pytest.mark.parametrize(
     "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 4096), (60, 4096), (60, 5)])
+@with_options
 def test_gradient_does_not_depend_on_the_batching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, chunk: int, options: dict[str, Any]
 ) -> None:
@@ -86,9 +89,7 @@ def test_gradient_does_not_depend_on_the_batching(
     assert_near(gradients(parts), gradients(whole), 1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
-)
+@with_options
 def test_trees_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
     """Sequences in one tree do not see each other: gradients and metrics are those of padded rows.
 

@@ -37,12 +37,11 @@ class Played:
     actions: Sequence[int]
     grades: Sequence[float | None]
     gave_up: bool = False
-    missing: int = -1
     right: float = 1.0  # a grade of so much is a success
 
     def row(self, name: str, problem: str, turn_discount: float = 1.0) -> Trajectory:
         tokens = [[FIRST + action] for action in self.actions]
-        row = make_trajectory(name, tokens, problem=problem, turn_discount=turn_discount, unplayed_turns=self.missing)
+        row = make_trajectory(name, tokens, problem=problem, turn_discount=turn_discount)
         ungraded = [turn for turn, grade in enumerate(self.grades) if grade is None]
         row = replace(row, ungraded=ungraded, sampling='{"max_new_tokens": 8}')
         return replace(row, status="failed", fault="policy") if self.gave_up else row
@@ -101,14 +100,19 @@ def learnt(
     return result
 
 
-def tries(near: float, right: float, chance: float) -> Play:
-    """Play two turns until one is right: action 0 tries (right with this chance), 1 is nearly right on purpose."""
+def answers(count: int, chance: float, wrong: float, right: float, near: float | None = None) -> Play:
+    """Play until right or `count` answers are given: action 0 tries (right with this chance).
+
+    Action 1 is nearly right on purpose, or, without `near`, gives up, which the agent cannot read.
+    """
 
     def play(choose: Choose, draw: np.random.Generator) -> Played:
         actions, grades = list[int](), list[float | None]()
-        while len(actions) < 2 and right not in grades:
+        while len(actions) < count and right not in grades:
             actions.append(choose(len(actions)))
-            grades.append(near if actions[-1] else right if draw.random() < chance else 0.0)
+            if actions[-1] and near is None:
+                return Played(actions, [*grades, None], gave_up=True, right=right)
+            grades.append(near if actions[-1] else right if draw.random() < chance else wrong)
         return Played(actions, grades, right=right)
 
     return play
@@ -122,9 +126,9 @@ def tries(near: float, right: float, chance: float) -> Play:
 def test_being_nearly_right_first_pays_nothing(near: float, right: float, scoring: Scoring) -> None:
     """With the sum of all grades, 0.6 and then 1 beats 1 at once, and the policy learns to be wrong first."""
     start = [[0.881, 0.119]] * 2
-    assert learnt(tries(near, right, 0.9), start, scoring)[0, 1] < 0.119
+    assert learnt(answers(2, 0.9, 0.0, right, near), start, scoring)[0, 1] < 0.119
     summed = scoring.model_copy(update={"tries": "sum"})
-    assert learnt(tries(near, right, 0.9), start, summed)[0, 1] > 0.5 or near < 0.2
+    assert learnt(answers(2, 0.9, 0.0, right, near), start, summed)[0, 1] > 0.5 or near < 0.2
 
 
 def test_an_episode_earns_its_last_grade() -> None:
@@ -135,21 +139,6 @@ def test_an_episode_earns_its_last_grade() -> None:
     assert (second.returns.tolist(), second.earned) == ([0, 0, 0], 0)
     assert samples_of(episodes, STEPS)[0].earned == 1.6
     assert samples_of({"p": [Played([0, 0], [0.0, 1.0])]}, VERDICTS)[0].earned == 0
-
-
-def answers(count: int, chance: float, wrong: float, right: float) -> Play:
-    """Play until right or `count` answers are given: action 0 tries, 1 gives up, which the agent cannot read."""
-
-    def play(choose: Choose, draw: np.random.Generator) -> Played:
-        actions, grades = list[int](), list[float | None]()
-        while len(actions) < count and right not in grades:
-            actions.append(choose(len(actions)))
-            if actions[-1]:
-                return Played(actions, [*grades, None], gave_up=True, right=right)
-            grades.append(right if draw.random() < chance else wrong)
-        return Played(actions, grades, right=right)
-
-    return play
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5])
@@ -171,16 +160,11 @@ def test_giving_up_pays_nothing(play: Play, scoring: Scoring, algorithm: str, di
 
 
 def test_giving_up_by_hand() -> None:
-    """The example of `bounded`; an agent that knows the number says it; after a right answer nothing is missing."""
+    """The example of `bounded`: what is missing counts as much as in the worst of the group."""
     third = Played([0, 1], [0.0, None], gave_up=True)
     others = [Played([0, 0, 0], [0.0, 0.0, 1.0]), Played([0, 0, 0], [0.0] * 3)]
     samples = samples_of({"p": [*others, third]}, VERDICTS)
     assert [sample.returns.tolist() for sample in samples] == [[-1, 0, 1], [-3, -2, -1], [-3, -2]]
-    told = replace(third, missing=2)
-    assert [each.earned for each in samples_of({"p": [told]}, VERDICTS)] == [-3]
-    assert samples_of({"p": [told]}, VERDICTS, 0.5)[0].returns.tolist() == [-1.75, -1.5]
-    done = Played([0, 1], [1.0, None], gave_up=True)
-    assert samples_of({"p": [done, *others]}, VERDICTS)[0].earned == 1
 
 
 @given(

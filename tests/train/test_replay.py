@@ -102,7 +102,6 @@ def noise(tensors: Tensors, *kinds: str) -> Tensors:
 
 MODEL, OPTIMIZER, NORM = "model/model.safetensors", "state/optimizer.safetensors", "model.norm.weight"
 CORRUPTIONS: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
-    "it trained nothing": (MODEL, lambda now, before: before, "model"),
     "one weight is another": (
         MODEL,
         lambda now, _: now | {NORM: now[NORM] + 1e-5 * (torch.arange(32) == 7)},
@@ -111,11 +110,6 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Any, Any], Any], str]] = {
     "a weight is missing": (MODEL, lambda now, _: {name: now[name] for name in now if name != NORM}, "model"),
     "half precision": (MODEL, lambda now, _: {name: value.bfloat16() for name, value in now.items()}, "model"),
     "second moments": (OPTIMIZER, lambda now, _: noise(now, "exp_avg_sq"), "optimizer/exp_avg_sq"),
-    "optimizer steps": (
-        OPTIMIZER,
-        lambda now, _: {name: value + name.startswith("step") for name, value in now.items()},
-        "optimizer/step",
-    ),
     "generator": (
         OPTIMIZER,
         lambda now, _: now | {"rng": torch.Generator().manual_seed(7).get_state()},

@@ -20,20 +20,6 @@ from tasks.train.samples import build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
-@pytest.mark.parametrize(
-    ("reward", "expected"),
-    [
-        (Reward(), [-1.0, 1.0]),
-        (Reward(bias=0.5), [-1.5, 0.5]),
-        (Reward(bias=0.5, scaling=4), [-6.0, 2.0]),
-        (Reward(bias=0.5, scaling=4, max_clip=3), [-3.0, 2.0]),
-    ],
-)
-def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
-    """((success - 0.5) * 2 - bias) * scaling, clipped on both sides, in this order."""
-    assert turn_rewards([0.0, 1.0], reward) == expected
-
-
 def test_a_turn_that_answers_nothing_earns_nothing() -> None:
     """A call of a tool is no wrong answer: without a score its reward is 0 or, if it is too long, the penalty."""
     reward = Reward(bias=0.5, overlong_tokens=20)

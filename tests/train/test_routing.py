@@ -104,18 +104,6 @@ def test_an_audit_recomputes_with_the_experts_of_the_engine(tmp_path: Path) -> N
     assert recompute(tmp_path, [], 1.0) == []
 
 
-def test_padding_and_other_rows_change_no_experts() -> None:
-    """Each row of a batch gets its own experts, at its own tokens."""
-    rows, scores = random_rows(problems=2)
-    samples = samples_of([with_random_experts(row, seed) for seed, row in enumerate(rows)], [*scores])
-    model = replaying(tiny_model("qwen3_moe"))
-    together = logprobs(model, samples)
-    alone = torch.cat([logprobs(model, [sample]) for sample in samples])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
-    others = logprobs(model, [replace(sample, experts=None) for sample in samples])
-    assert (others - together).abs().max() > 0.1
-
-
 def test_an_update_trains_experts_and_routers(tmp_path: Path) -> None:
     rows, scores = random_rows()
     routed = [with_random_experts(row, seed) for seed, row in enumerate(rows)]
