@@ -140,6 +140,7 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
     positions = [page.index(part) for part in parts]
     assert positions == sorted(positions)
+    assert "3 tokens, mean logprob -0.3" in page
     assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
     assert "Logprob</th>" in html
 

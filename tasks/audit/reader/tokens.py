@@ -78,6 +78,11 @@ class Span:
     def sampled(self) -> bool:
         return any(token.sampled for token in self.tokens)
 
+    def mean(self, colour: str) -> str:
+        """Describe the mean logprob or advantage of the sampled tokens; empty without any."""
+        known = [number for each in self.tokens if each.sampled and (number := getattr(each, colour)) is not None]
+        return f", mean {colour} {sum(known) / len(known):.3g}" if known else ""
+
     def changes(self) -> Iterator[tuple[Token, bool]]:
         """Yield each token, and whether another policy version begins with it."""
         before: int | None = None
