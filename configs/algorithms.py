@@ -43,8 +43,6 @@ class Algorithm(Knobs):
     """True if it can train on stored data that another policy sampled (`flows.fit`)."""
     in_groups: ClassVar[bool] = True
     """True if the episodes of a group are compared with each other, unless a knob decides (`compares`)."""
-    over_batch: ClassVar[bool] = False
-    """True if the advantage of an episode depends on episodes of other problems."""
     taught: ClassVar[bool] = False
     """True if it needs the logprobs of a teacher."""
     own: ClassVar[bool] = False
@@ -226,7 +224,6 @@ class ReinforcePP(Clipped):
 
     type: Literal["reinforce_pp"]
     in_groups: ClassVar[bool] = False
-    over_batch: ClassVar[bool] = True
     kl_ctl: NonNegativeFloat = 0.001
     """Coefficient of the KL to policy version 0 in the reward of each token (k1); 0: none, and no reference policy."""
 

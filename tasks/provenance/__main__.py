@@ -93,7 +93,7 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     )
     parts: list[Table | str] = [_problem(answer.problem), counts]
     use_columns = ["checkpoint", "data set", "episodes", "trained on"]
-    uses = [(use.checkpoint, use.data_set, use.episodes, use.trained) for use in answer.uses]
+    uses = [[use[name] for name in ("checkpoint", "data_set", "episodes", "trained")] for use in answer.uses]
     parts += _rows(use_columns, uses, "Updates")
     trajectories = [
         (each["data_set"], visible(each["trajectory_id"]), each["outcome"], ", ".join(each["trained"]))
@@ -104,7 +104,7 @@ def impact(store: Store, arguments: argparse.Namespace) -> Output:
     evaluations = [(each["name"], each["version"], each["problem_set"]) for each in answer.evaluations]
     parts += _rows(["set", "evaluation", "problem set"], evaluations, "Evaluations")
     columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
-    first = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in answer.first]
+    first = [[value or "none" for value in each.values()] for each in answer.first]
     title = "Trained on it, or descended from one that was"
     parts += _rows(columns, first, title) or ["no checkpoint is known to be trained on it"]
     parts += _rows(["alias", "points at"], list(answer.aliases.items()), "Aliases")
@@ -121,8 +121,8 @@ def _advice(store: Store, answer: Impact) -> list[str]:
         lines.append(f"evaluate {', '.join(sets)} again with the corrected problem set")
     for each in answer.first:
         none = "no checkpoint left in the store is known to be free of it: begin from another policy"
-        clean = each.clean and shlex.quote(f"policy.path={store.uri(each.clean)}")
-        lines.append(f"run {each.run}: " + (f"begin a new run with\n    {clean}" if clean else none))
+        clean = each["clean"] and shlex.quote(f"policy.path={store.uri(each['clean'])}")
+        lines.append(f"run {each['run']}: " + (f"begin a new run with\n    {clean}" if clean else none))
     return [f"- {line}" for line in lines]
 
 

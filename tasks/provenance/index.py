@@ -46,8 +46,8 @@ from tasks.train.orders import read_order
 
 _FETCHED_AT_ONCE = 4
 _SQL = Path(__file__).with_name("index.sql").read_text("utf-8")
-_QUERIES = dict(block.split("\n", 1) for block in _SQL.split("-- table: ")[1:])
-"""The queries by the names of the tables that they make."""
+_QUERIES = dict(block.split("\n", 1) for block in _SQL.split("-- name: ")[1:])
+"""The queries by their names; those of tables have the names of the tables that they make."""
 WARM_START = "warm start"
 """The origin of a policy that an older program taught generated problems, of which no row is stored."""
 _FLAGS = ("cut_too", "failed_too", "unfinished_too", "idle")
@@ -234,6 +234,10 @@ class TrainingIndex:
                 for name, places in (part.rows or {}).items():
                     if (file := files.get((part.trajectories, name))) is not None:
                         yield from ((update.checkpoint, file << 32 | place) for place in places)
+
+    def records(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
+        """Return the rows of a query of `index.sql`."""
+        return self.database.records(_QUERIES[query], *parameters)
 
     def versions_with(self, problem: str) -> set[str]:
         """Return the data sets and problem sets that contain the problem with this key."""

@@ -42,36 +42,6 @@ class FoundProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemUse:
-    """An update over a data set with the problem.
-
-    Example: ProblemUse(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3,
-    data_set="runs/demo/trajectories/000003", episodes=16, trained=16)
-    """
-
-    checkpoint: str
-    run: str
-    iteration: int
-    data_set: str
-    episodes: int  # trajectories of the problem in the data set
-    trained: int  # how many of them entered the update; 0: it left out all
-
-
-@dataclass(frozen=True, slots=True)
-class FirstTrained:
-    """The first checkpoint of a run that was trained on the problem, or descends from one that was.
-
-    Example: FirstTrained(run="demo", checkpoint="runs/demo/checkpoints/000004", checkpoints=97,
-    clean="runs/demo/checkpoints/000003")
-    """
-
-    run: str
-    checkpoint: str
-    checkpoints: int  # how many of the run were trained on it or descend from one that was, the first included
-    clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
-
-
-@dataclass(frozen=True, slots=True)
 class Impact:
     """What was trained on a problem, directly or by descent, and what else its gold answers decided.
 
@@ -80,8 +50,10 @@ class Impact:
     """
 
     problem: FoundProblem
-    uses: list[ProblemUse]  # by run and iteration
-    first: list[FirstTrained]  # by run
+    uses: list[dict[str, Any]]  # updates over data sets with the problem: checkpoint, run, iteration, data_set;
+    # episodes: its trajectories there; trained: how many of them entered the update
+    first: list[dict[str, Any]]  # the first of `checkpoints` in each run: run, checkpoint; checkpoints: their number in
+    # the run; clean: the newest earlier checkpoint that is certainly free of the problem and not collected, or empty
     checkpoints: list[str]  # all that were trained on it, or descend from one that was
     doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` versions
     aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
@@ -136,19 +108,12 @@ def impact(store: Store, problem: str, cache: Path) -> Impact:
     with index.opened():
         found = find_problem(index, problem)
         index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
-        uses, versions = list(_uses(index)), index.versions_with(found.key)
+        versions = index.versions_with(found.key)
+        uses, trajectories = index.records("uses"), index.records("trajectories")
         unreadable = index.unreadable_data_sets(found.key)
-        trajectories = index.database.records(
-            """select p.trajectory_id, p.version as data_set, split_part(p.version, '/', 2) as run,
-                split_part(p.version, '/', 4)::integer as iteration, p.problem_id,
-                case when p.best is null then 'unscored' when p.best > 0 then 'right' else 'wrong' end as outcome,
-                coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), []) as trained
-            from played p left join update_inputs u using (version, trajectory_id)
-            group by p.trajectory_id, p.version, p.problem_id, p.best order by p.version, p.trajectory_id"""
-        )
     taught = {each.checkpoint for each in index.updates.values() if each.origin == WARM_START}
     suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
-    trained = index.descended(use.checkpoint for use in uses if use.trained)
+    trained = index.descended(use["checkpoint"] for use in uses if use["trained"])
     doubtful = index.descended([*suspects, *taught]) - trained
     scores = {index.scores[version] for version in versions if version in index.scores}
     others = {*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)}
@@ -190,7 +155,7 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     data_sets = list(dict.fromkeys(data_set for update in updates for data_set in update.data_sets))
     with index.opened(data_sets):
         index.load(updates)
-        problems = _trained_problems(index, checkpoints)
+        problems = index.records("trained_problems", checkpoints, checkpoints)
         trajectories, trained, tokens = index.database.one(
             """select count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint
             from update_inputs"""
@@ -211,16 +176,9 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     )
 
 
-def _uses(index: TrainingIndex) -> Iterator[ProblemUse]:
-    """Yield the updates over data sets with the loaded trajectories, by run and iteration."""
-    query = """select checkpoint, version, count(*), count(*) filter (entered) from update_inputs
-        group by 1, 2 order by 1, 2"""
-    for checkpoint, *played in index.database.all(query):
-        of = index.updates[checkpoint].checkpoint
-        yield ProblemUse(of, of.run, of.number - 1, *played)
-
-
-def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
+def _first_trained(
+    index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]
+) -> Iterator[dict[str, Any]]:
     """Yield the first of the `trained` checkpoints of each run, in the order of the runs' names.
 
     `clean` is the newest checkpoint before it that is readable, not doubtful and not collected.
@@ -230,7 +188,8 @@ def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Col
         before = (index.updates.get(layout.checkpoint(run, each)) for each in range(min(numbers) - 1, -1, -1))
         sound = (each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful)
         clean = next((each for each in sound if not index.store.exists(layout.tombstone(each))), "")
-        yield FirstTrained(run, layout.checkpoint(run, min(numbers)), len(numbers), clean)
+        first = layout.checkpoint(run, min(numbers))
+        yield {"run": run, "checkpoint": first, "checkpoints": len(numbers), "clean": clean}
 
 
 def _evaluations(index: TrainingIndex, versions: set[str]) -> list[dict[str, str]]:
@@ -242,27 +201,6 @@ def _evaluations(index: TrainingIndex, versions: set[str]) -> list[dict[str, str
         for of in select(ProblemsVersion, versions.intersection(entry.parents))
     }
     return [found[version] for version in sorted(found) if manifests.committed(index.store, version)]
-
-
-def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[dict[str, Any]]:
-    """Return a row for each problem; `checkpoints` are nearest first."""
-    return index.database.records(
-        """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
-        stepped as (
-            select u.*, step, split_part(version, '/', 2) || '/' || split_part(version, '/', 4) as iteration
-            from update_inputs u join steps using (checkpoint)
-        ), by_problem as (
-            select key, count(*) as episodes, count(*) filter (entered) as trained,
-                   count(distinct checkpoint) filter (entered) as updates, arg_max(iteration, step) as first,
-                   arg_min(iteration, step) as last, min(step) as newest
-            from stepped group by key
-        ), ids as (select key, min(problem_id) as problem_id from played group by key)
-        select b.key, i.problem_id, a.prompt, a.solutions, b.* exclude (key, newest)
-        from by_problem b join ids i using (key)
-        join (select distinct on (key) key, prompt, solutions from problem_contents order by solutions) a using (key)
-        order by b.newest, i.problem_id""",
-        *(checkpoints, checkpoints),
-    )
 
 
 def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
@@ -284,24 +222,10 @@ def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[
     index = TrainingIndex(store, cache)
     with index.opened():
         index.load([])
-        rows = index.database.all(
-            """with episodes as (
-                select key, data_set, sample, problem_id, max(coalesce(best, 0)) as best from played
-                where data_set in (select data_set from scores_files) and split_part(version, '/', 2) <> ?
-                    and (status <> 'failed' or fault = 'policy') group by all
-            ), iterations as (
-                select key, data_set, count(*) as episodes, count(*) filter (best > 0) as solved from episodes
-                group by all
-            ), newest as (
-                select *, sum(episodes) over (partition by key order by data_set desc) - episodes as newer
-                from iterations
-            )
-            select key, sum(episodes)::bigint, sum(solved)::bigint from newest where newer < ? group by key""",
-            *(leave_out, most),
-        )
+        rows = index.records("results", leave_out, most)
         runs = index.database.all("select distinct split_part(version, '/', 2) from played order by 1")
     newest = {run: max((each for each in index.updates if layout.run_of(each) == run), default="") for (run,) in runs}
-    counts = {key: (episodes, solved) for key, episodes, solved in rows}
+    counts = {row["key"]: (row["episodes"], row["solved"]) for row in rows}
     return counts, [checkpoint for run, checkpoint in newest.items() if checkpoint and run != leave_out]
 
 

@@ -64,7 +64,6 @@ def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sto
 def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     """A client of the reader, with a folder as an audit leaves it."""
     folder = tmp_path_factory.mktemp("audit")
-    (folder / "report.html").write_text("<script>sort()</script>")
     cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
     rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
     pq.write_table(pa.Table.from_pylist(rows, CASE_SCHEMA), folder / "cases.parquet")
@@ -141,7 +140,7 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
     positions = [page.index(part) for part in parts]
     assert positions == sorted(positions)
-    assert "mean logprob -0.3" in page
+    assert "3 tokens, mean logprob -0.3" in page
     assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
     assert "Logprob</th>" in html
 
@@ -149,9 +148,10 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
 @pytest.mark.parametrize(("sample", "advantages"), [(0, [1.5]), (1, [0.5, 1.0]), (2, [-1.5, -1.0]), (3, [-0.5])])
 def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, advantages: list[float]) -> None:
     """The returns of first turns are 1, 0, -2, -1, of second ones 1, -1, each minus its mean (by hand)."""
-    page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
-    assert [float(found) for found in re.findall(r"tokens?, advantage (\S+)", page)] == advantages
-    assert "from the 4 trajectories of the group" in page
+    page = reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text
+    of_turns = [re.findall(r'title="[^"]*advantage ([^",]+)', part) for part in page.split("<h3>Turn")[1:]]
+    assert [{float(found) for found in of_turn} for of_turn in of_turns] == [{advantage} for advantage in advantages]
+    assert "from the 4 trajectories of the group" in text(page)
 
 
 def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_every_algorithm_shows_what_tokens_get(policy_folder: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("2/0/1", "not divided by their root mean square over the batch"),
+        ("2/0/1", "division by the root mean square"),
         ("3/0/0", "needs a critic's values"),
         ("long", "no score for turns [0]"),
     ],
@@ -220,7 +220,7 @@ def test_hostile_text_is_only_text(reader: TestClient) -> None:
     """Scripts, templates, links and reordering in texts, ids and addresses are escaped and spelled out."""
     links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?data_set=000001").text)]
     asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
-    for address in {*links, *asked, f"/trajectory?id={EVIL}"} - {"/report"}:
+    for address in {*links, *asked, f"/trajectory?id={EVIL}"}:
         page = reader.get(address)
         assert page.status_code in (200, 400, 404), address
         assert not re.search(r'<script|\u202e|(href|src)="(?!/|#|data:,")', page.text)
@@ -237,7 +237,7 @@ def test_long_texts_are_cut(reader: TestClient) -> None:
 
 
 def test_pages_forbid_scripts(reader: TestClient) -> None:
-    """Each page, also of errors, forbids scripts; the report may run its own in a sandbox. Other hosts are refused."""
+    """Each page, also of errors, forbids scripts. Other hosts are refused."""
     styles = ("/static/missing.min.css", "/static/style.css", "/static/reader.css")
     for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", *styles):
         headers = reader.get(address).headers
@@ -247,9 +247,6 @@ def test_pages_forbid_scripts(reader: TestClient) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example:8000", ""):
         assert reader.get("/", headers={"host": host}).status_code == 400
     assert reader.get("/", headers={"host": "[::1]:8000"}).status_code == 200
-    report = reader.get("/report")
-    assert report.text == "<script>sort()</script>"
-    assert "sandbox allow-scripts" in report.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(
@@ -275,7 +272,6 @@ def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
     commit(store, PLAIN, ([], []), [])
     with opened(store, tmp_path) as reader:
         assert "There are no trajectories here" in reader.get("/").text
-        assert reader.get("/report").status_code == 404
 
 
 def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_long_texts_show_beginning_and_end() -> None:
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", text)])]
     page = Page(html := render(result(checks, [numbers()]), {(SET, "demo/0"): conversation("demo/0", text)}, COMMAND))
     assert len(re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)) < 50_000
-    assert re.search(r"beginA+ … [\d,]+ more characters, then:\nA+\\boxed\{42}", page.text)
+    assert re.search(r"beginA+\n… [\d,]+ characters left out …\nA+\\boxed\{42}", page.text)
 
 
 def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:

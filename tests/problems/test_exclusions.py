@@ -116,7 +116,7 @@ def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_
         left_of(games[:1], Excluded(problems=frozenset([key(games[0])])))
     older = Excluded(problems=frozenset([key(Problem("", "Win.", []))]))
     assert [older.has_problem(game) for game in games] == [True, True]
-    assert [use.checkpoint for use in impact(family.store, key(games[1]), tmp_path).uses] == [
+    assert [use["checkpoint"] for use in impact(family.store, key(games[1]), tmp_path).uses] == [
         layout.checkpoint("games", 1)
     ]
 
@@ -158,8 +158,8 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
 
     for problem, trained in ((key(ONE), {"d/1": 0, "e/1": 1}), ("2", {"d/1": 2, "d/2": 1, "e/1": 1})):
-        uses = [use for use in impact(family.store, problem, tmp_path).uses if use.run in ("d", "e")]
-        assert {use.checkpoint: use.trained for use in uses} == {
+        uses = [use for use in impact(family.store, problem, tmp_path).uses if use["run"] in ("d", "e")]
+        assert {use["checkpoint"]: use["trained"] for use in uses} == {
             layout.checkpoint(name[0], int(name[2])): count for name, count in trained.items()
         }
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
@@ -241,7 +241,7 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 1), tmp_path)}
     assert drawn == {row.problem_id for row in rows} - {unwanted}
     answer = impact(store, unwanted, tmp_path)
-    assert [(use.episodes, use.trained) for use in answer.uses] == [(4, 0)]
+    assert [(use["episodes"], use["trained"]) for use in answer.uses] == [(4, 0)]
     seen = training_data(store, "smoke/latest", tmp_path)
     assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
     assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]

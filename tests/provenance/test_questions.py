@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.records import Fault, Status
 from storage.versions import aliases, manifests
 from tasks.problems.problem_set import key
-from tasks.provenance.questions import FirstTrained, impact, results, training_data
+from tasks.provenance.questions import impact, results, training_data
 from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.chain_helpers import commit_rows
@@ -39,7 +39,7 @@ def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None
     place = Place(any_store, tmp_path / "model")
     place.begin("a")
     place.iterate("a", 0, place.problems(ONE), Played(ONE))
-    assert [use.trained for use in impact(any_store, "1", tmp_path / "cache").uses] == [1]
+    assert [use["trained"] for use in impact(any_store, "1", tmp_path / "cache").uses] == [1]
 
 
 def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Path) -> None:
@@ -50,16 +50,16 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
     """
     answer = impact(family.store, key(ONE), tmp_path)
     assert asdict(answer.problem) == {"key": key(ONE), "problem_ids": ["1"], "prompt": ONE.prompt, "solutions": ["2"]}
-    assert [(use.checkpoint, use.iteration, use.episodes, use.trained) for use in answer.uses] == [
+    assert [(use["checkpoint"], use["iteration"], use["episodes"], use["trained"]) for use in answer.uses] == [
         (A[2], 1, 3, 3),
         (A[3], 2, 1, 0),
     ]
     assert answer.first == [
-        FirstTrained("a", A[2], checkpoints=2, clean=A[1]),
-        FirstTrained("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
+        {"run": "a", "checkpoint": A[2], "checkpoints": 2, "clean": A[1]},
+        {"run": "c", "checkpoint": layout.checkpoint("c", 0), "checkpoints": 1, "clean": ""},
     ]
     assert (answer.doubtful, answer.unknown) == ([], {})
-    first = [(each.checkpoint, each.checkpoints) for each in impact(family.store, "2", tmp_path).first]
+    first = [(each["checkpoint"], each["checkpoints"]) for each in impact(family.store, "2", tmp_path).first]
     assert first == [(A[1], 3), (layout.checkpoint("b", 0), 2), (layout.checkpoint("c", 0), 1)]
 
 
@@ -72,7 +72,7 @@ def test_a_problem_is_named_by_its_id_its_key_or_its_prompt(family: Place, tmp_p
     for text in (key(OTHER), OTHER.prompt):
         answer = impact(family.store, text, tmp_path)
         assert answer.problem.prompt == OTHER.prompt
-        assert [use.checkpoint for use in answer.uses] == [layout.checkpoint("b", 1)]
+        assert [use["checkpoint"] for use in answer.uses] == [layout.checkpoint("b", 1)]
     with pytest.raises(ValueError, match="none of the 3 known problems has '3'"):
         impact(family.store, "3", tmp_path)
     family.problems(ONE, replace(ONE, problem_id="3", prompt=ONE.prompt + "1"))
@@ -99,11 +99,11 @@ def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path
     for lag in range(5):
         config = {"release": 1, "rollout": {"max_head_offpolicyness": lag}}
         place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
-    found = [(use.run, use.episodes, use.trained) for use in impact(place.store, "1", tmp_path).uses]
+    found = [(use["run"], use["episodes"], use["trained"]) for use in impact(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
     assert (found[0][2], found[4][2]) == (10, 40)
     place.checkpoint(layout.checkpoint("older", 4), [data_set], {"rollout": {"max_head_offpolicyness": 4}})
-    assert [use.trained for use in impact(place.store, "1", tmp_path).uses if use.run == "older"] == [48]
+    assert [use["trained"] for use in impact(place.store, "1", tmp_path).uses if use["run"] == "older"] == [48]
 
 
 def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> N
     for run, (parents, config, metrics) in updates.items():
         place.checkpoint(layout.checkpoint(run, 1 + (parents != [cut])), parents, config, metrics)
     uses = impact(place.store, "1", tmp_path).uses
-    assert {use.run: use.trained for use in uses} == {
+    assert {use["run"]: use["trained"] for use in uses} == {
         **{"old": 2, "critic": 2, "group": 1, "new": 2},
         **{"before": 3, "after": 2},
     }
@@ -159,10 +159,10 @@ def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     assert (seen.updates, seen.trajectories) == (3, 4)
     family.collect(layout.trajectories("a", 0))
     (first, *_) = impact(family.store, key(TWO), tmp_path).first
-    assert (first.checkpoint, first.clean) == (A[3], A[0])  # no doubtful one is called clean
+    assert (first["checkpoint"], first["clean"]) == (A[3], A[0])  # no doubtful one is called clean
     family.collect(A[0])  # and none without weights
     (first, *_) = impact(family.store, key(TWO), tmp_path).first
-    assert first.clean == ""
+    assert first["clean"] == ""
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_damage_is_reported_and_skipped(
     (found,) = answer.unknown
     assert found == unknown
     assert answer.unknown[found]
-    assert A[3] in {use.checkpoint for use in answer.uses}
-    assert layout.checkpoint("c", 0) in {first.checkpoint for first in answer.first} | set(answer.doubtful)
+    assert A[3] in {use["checkpoint"] for use in answer.uses}
+    assert layout.checkpoint("c", 0) in {first["checkpoint"] for first in answer.first} | set(answer.doubtful)
 
 
 def test_what_a_checkpoint_was_trained_on(family: Place, tmp_path: Path) -> None:

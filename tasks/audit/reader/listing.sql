@@ -42,6 +42,11 @@ where c.unit in ('group', 'problem') and c.data_set in ('', l.version)
 union all
 select l.row from placed l join found c on c.id = l.version where c.unit = 'data set';
 
+-- The first cases of a trajectory in a data set: check and detail.
+create temp macro cases_of(name, version) as table
+select check_name, detail from cases
+where unit in ('trajectory', 'turn', 'call') and id = name and data_set in ('', version) order by all limit 100;
+
 -- The scores of turns, with the columns of `storage.records.Score` and row.
 create temp view stored_scores as
 select row, trajectory_id, turn, verdict, coalesce(success, 0) as success, extracted, solution, verdict_reason, scored_reward

@@ -78,16 +78,10 @@ class Span:
     def sampled(self) -> bool:
         return any(token.sampled for token in self.tokens)
 
-    def says(self, colour: str) -> str:
-        """Describe the sampled tokens by the mean logprob or the range of advantages."""
-        numbers = [getattr(token, colour) for token in self.tokens if token.sampled]
-        known: list[float] = [number for number in numbers if number is not None]
-        if not known:
-            return ""
-        if colour == "logprob":
-            return f"mean logprob {sum(known) / len(known):.3g}"
-        low, high = min(known), max(known)
-        return f"advantage {low:.3g}" if low == high else f"advantages {low:.3g} to {high:.3g}"
+    def mean(self, colour: str) -> str:
+        """Describe the mean logprob or advantage of the sampled tokens; empty without any."""
+        known = [number for each in self.tokens if each.sampled and (number := getattr(each, colour)) is not None]
+        return f", mean {colour} {sum(known) / len(known):.3g}" if known else ""
 
     def changes(self) -> Iterator[tuple[Token, bool]]:
         """Yield each token, and whether another policy version begins with it."""
@@ -217,13 +211,8 @@ def compute_advantages(library: Library, data_set: DataSet, row: Trajectory) -> 
         of_tokens |= dict(zip(positions.tolist(), weights.tolist(), strict=True))
     says = "" if in_policy_loss else "Weights in the cross-entropy. "
     says += f"Computed by this version's algorithm {knobs.type} from the {len(samples):,} trajectories of the group "
-    says += "that were trained on"
-    if knobs.undivided is not knobs:
-        says += "; not divided by their root mean square over the batch, as the update did"
-    if knobs.over_batch:
-        says += "; normalised over this group, where the update did so over the batch"
-    if knobs.kl.in_reward:
-        says += "; without the KL penalty, which needs the reference policy"
+    says += "that were trained on. The update may differ in what needs its batch or the reference policy: division by "
+    says += "the root mean square, normalisation, a KL penalty in the reward"
     if former := lost(manifest.config):
         says += f". Its run had other rules: {', '.join(former)}"
     largest = max((float(abs(each).max()) for each in numbers if len(each)), default=0.0)

@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import FileResponse
 
 from storage.objects.store import Store
 from storage.records import Trajectory
@@ -20,9 +19,9 @@ from tasks.audit.database import AuditDatabase, read_conversations
 from tasks.audit.decoding import find_decoder
 from tasks.audit.reader import tokens
 from tasks.audit.reader.library import LABELS, NOTHING, Filter, Library, address, parse
-from tasks.audit.reader.serving import HEADERS, Render, create_site
+from tasks.audit.reader.serving import Render, create_site
 from tasks.audit.reader.tokens import Advantages, compute_advantages
-from tasks.audit.run import CASES, REPORT
+from tasks.audit.run import CASES
 from tasks.tables.sets import DataSet
 
 LINES = 50
@@ -105,12 +104,7 @@ class Views:
             trajectory=trajectory,
             conversation=conversation,
             turns=list(zip(conversation["turns"], trajectory.turns, strict=True)),
-            cases=self.library.database.all(
-                """select check_name, detail from cases
-                where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?)
-                order by all limit 100""",
-                *(name, conversation["data_set"]),
-            ),
+            cases=self.library.database.all("from cases_of(?, ?)", name, conversation["data_set"]),
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
         )
@@ -167,13 +161,6 @@ class _Page:
         self.chosen = slice((self.number - 1) * lines, self.number * lines)
 
 
-_REPORT_CSP = (
-    "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
-)
-"""The report is one file with its own style and scripts, which sort tables; the sandbox hides other pages from them."""
-
-
 def create_app(
     store: Store,
     data_sets: Sequence[DataSet],
@@ -189,21 +176,13 @@ def create_app(
         data_sets: the data sets in the order of their numbers.
         database: the tables; it must stay open as long as the app runs.
         cache: local folder for files of a remote store.
-        audit: folder with an audit's report.html and cases.parquet.
+        audit: folder with an audit's cases.parquet.
         notes: sentences about data that cannot be shown.
     """
     moved = "If files were moved or collected, start the reader again."
-    app, render = create_site([], moved, root=store.root, has_audit=audit is not None, address_of=address)
+    app, render = create_site([], moved, root=store.root, address_of=address)
     library = Library(database, audit / CASES if audit else None)
     views = Views(library, render, store, data_sets, cache, notes)
     for path, view in (("/", views.listing), ("/group", views.group), ("/trajectory", views.trajectory)):
         app.add_api_route(path, view, methods=["GET", "HEAD"])
-
-    @app.get("/report")
-    def report() -> Response:
-        if audit is None:
-            raise HTTPException(404, "The reader was started without an audit.")
-        headers = {**HEADERS, "Content-Security-Policy": _REPORT_CSP}
-        return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
-
     return app

@@ -20,6 +20,7 @@ from tasks.audit.database import Conversation
 from tasks.audit.report import wording
 from tasks.audit.report.plots import KINDS, Values, plots
 from tasks.audit.results import AuditResult, SetNumbers
+from tasks.tools.interface import shorten
 
 Conversations = Mapping[tuple[str, str], Conversation]
 
@@ -28,8 +29,7 @@ STYLES = ("missing.min.css", "style.css")
 _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
-_MOST_OF_TEXT = 3000  # characters of one text of a conversation
-_END = 0.25  # share of its characters that a shortened text keeps at its end, where answers are
+_MOST_OF_TEXT = 3000  # characters of one text of a conversation, whose middle is left out
 
 
 def environment(folders: Sequence[Path], most: int | None = None) -> Environment:
@@ -59,7 +59,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
     templates = environment([TEMPLATES], _MOST)
-    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text)))}
+    templates.filters |= {"key": _key, "text": lambda text: escape(visible(shorten(str(text), _MOST_OF_TEXT)))}
     return templates.get_template("report.html").render(
         result=result,
         conversations=conversations,
@@ -79,14 +79,6 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
 def _key(value: float | None) -> str:
     """Return the sort key of a cell; missing values get an empty key, which comes last."""
     return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
-
-
-def _shorten(text: str) -> str:
-    """Return beginning and end of a text that is too long."""
-    if len(text) <= _MOST_OF_TEXT:
-        return visible(text)
-    end = int(_MOST_OF_TEXT * _END)
-    return f"{visible(text[:-end], _MOST_OF_TEXT - end)}, then:\n{visible(text[-end:])}"
 
 
 _Column = tuple[str, Values, Callable[[float | None], str]]
