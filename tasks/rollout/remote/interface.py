@@ -28,7 +28,7 @@ class RemoteWorker(Protocol):
     async def call(
         self, method: "Callable[Concatenate[Worker, P], Coroutine[Any, Any, T]]", *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call a method of the worker, such as `Worker.play`. Calls begin in their order, and may overlap.
+        """Call a method of the worker, such as `Worker.play`. Calls may overlap, and overtake each other.
 
         Raises:
             WorkerLostError: its process is gone.

@@ -47,7 +47,7 @@ class Load:
     sent: int = 0
     """The number of groups that it got."""
     lacking: int = -1
-    """The number of groups that it had got when it could have begun one more."""
+    """The number of groups that it had got when it could have begun one more; -1: it has not begun the rollout."""
     playing: set[int] = field(default_factory=set)
     """Numbers of the groups that it got and has not finished."""
     unsafe: set[int] = field(default_factory=set)
@@ -148,5 +148,9 @@ class SharedRollout:
             yield worker, GroupOrder(group.number, group.problem.problem_id, plan.name, plan.iteration, plan.policy)
 
     def _could_begin(self, load: Load) -> bool:
-        """Return whether a worker could begin a group: also while the last episodes of earlier ones still run."""
-        return len(load.playing) < self._at_once or load.lacking == load.sent
+        """Return whether a worker could begin a group: also while the last episodes of earlier ones still run.
+
+        It must have said once that it lacks groups: calls may overtake each other, and it refuses those of a rollout
+        that it has not begun.
+        """
+        return load.lacking >= 0 and (len(load.playing) < self._at_once or load.lacking == load.sent)

@@ -73,6 +73,7 @@ class Worker:
         self._local, self._store = local, store
         self._problems = functools.lru_cache(2)(problems)
         self._rollouts: dict[int, PlayedRollout] = {}
+        self._ended = set[int]()
         self._changed = Change()
         self._serving, self._storing = ThreadPoolExecutor(1, "serve"), ThreadPoolExecutor(1, "store")
         # Each rollout keeps its thread until it ends, so one that found none would wait: there are far fewer rollouts.
@@ -96,7 +97,9 @@ class Worker:
         await self._within(self._serving, self._local.serve, policy)
 
     async def begin(self, rollout: int, plan: RolloutPlan) -> None:
-        """Play the groups of a rollout until its `end`; a policy is served."""
+        """Play the groups of a rollout until its `end`, which may overtake this call; a policy is served."""
+        if rollout in self._ended:
+            return
         played = self._rollouts[rollout] = PlayedRollout(plan, self._problems, self._changed.note)
         playing = played.play(self._local)
         await self._within(self._playing, run_loop, playing)
@@ -123,6 +126,7 @@ class Worker:
 
     async def end(self, rollout: int) -> None:
         """Forget a rollout; its groups that still run are cancelled."""
+        self._ended.add(rollout)
         if played := self._rollouts.pop(rollout, None):
             played.end()
 
