@@ -58,22 +58,14 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
     disable_progress_bar()  # one of its own for each file that is written
     config = workspace.config
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
-        folder, metrics, parents = Path(scratch) / "model", dict[str, Any](), list[str]([layout.run(workspace.name)])
-        canary, state = None, None
+        folder, metrics, canary, state = Path(scratch) / "model", dict[str, Any](), None, None
         if config.policy.fork:
-            begins_with = _committed(workspace, "policy.fork", config.policy.fork)
-            get_run_logger().info("beginning with %s", begins_with)
-            forked = checkpoints.open_checkpoint(workspace.store, begins_with, workspace.cache, state=True)
-            folder, canary, state = _continued(forked, config, Path(scratch))
-            parents.append(begins_with)
-            if state and (forked.adapter or config.policy.lora):
-                message = "the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)"
-                get_run_logger().info(message, config.optimizer.warmup_steps)
+            origin: str | None = (begins_with := _committed(workspace, "policy.fork", config.policy.fork))
+            folder, canary, state = _forked(workspace, begins_with, Path(scratch))
         else:
             path = policy_place(config)
             get_run_logger().info("importing the policy from %s", path)
-            if origin := import_policy(path, folder, workspace.cache, workspace.store):
-                parents.append(origin)
+            origin = import_policy(path, folder, workspace.cache, workspace.store)
         _check_teacher(workspace, folder)
         # Errors of the first rollout show before anything is committed.
         chat = try_out(folder, config)
@@ -86,11 +78,23 @@ def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = (), *, 
             make_adapter(empty_model(folder), config.policy.lora, config.run.seed, adapter)
         device = "cpu" if config.train.parallel.ranks > 1 else config.train.device  # it may not fit one GPU
         canary = canary or make_canary(load_policy(folder, config.train.model_copy(update={"device": device})))
+        parents = list(filter(None, [layout.run(workspace.name), origin]))
         provenance = workspace.provenance()
         checkpoints.commit(
             workspace.store, version, folder, state, canary, provenance, parents, metrics, adapter=adapter
         )
     return version
+
+
+def _forked(workspace: Workspace, begins_with: PolicyVersion, scratch: Path) -> tuple[Path, Canary | None, Path | None]:
+    """Open the checkpoint with which a fork begins; return its model, canary and train state (see `_continued`)."""
+    config, log = workspace.config, get_run_logger()
+    log.info("beginning with %s", begins_with)
+    forked = checkpoints.open_checkpoint(workspace.store, begins_with, workspace.cache, state=True)
+    folder, canary, state = _continued(forked, config, scratch)
+    if state and (forked.adapter or config.policy.lora):
+        log.info("the optimizer is new, and warms up anew (optimizer.warmup_steps=%g)", config.optimizer.warmup_steps)
+    return folder, canary, state
 
 
 def _committed(workspace: Workspace, knob: str, named: str) -> PolicyVersion:

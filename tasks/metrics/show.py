@@ -1,4 +1,4 @@
-"""What people see of a run's numbers: the line about an iteration, tables, plots, and the alarm about what is paid."""
+"""A run's numbers for people: the line about an iteration, tables, plots, and the alarm about what is paid."""
 
 import re
 from collections.abc import Mapping, Sequence

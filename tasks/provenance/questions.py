@@ -43,7 +43,7 @@ class FoundProblem:
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What was trained on a problem, directly or by descent, and what else its gold answers decided.
+    """The checkpoints that a problem trained, directly or by descent, and what else its gold answers decided.
 
     A checkpoint descends from another if its training started from the other's weights: the checkpoint before it in
     its run, or the checkpoint of another run that its run began with.

@@ -26,7 +26,7 @@ from tasks.score.verdict import FAILED, Answer, Verdict, has_failed
 from tasks.score.verifier import MEMORY_MB, Verifier
 
 ByRole = Mapping[Role, AnnotationsVersion]
-"""What models beside the policy said about a data set."""
+"""The answers of models beside the policy about a data set."""
 NO_ANNOTATIONS: ByRole = {}
 _BATCH_ROWS = 512
 _ABSENT: dict[str, Any] = {"source": "", "metadata": "{}"}

@@ -15,7 +15,7 @@ It returns what the program printed, and raises `ProgramError` if the program is
 exception if the sandbox is.
 """
 Annotations = Mapping[tuple[str, int], Annotation]
-"""What a model beside the policy said, by trajectory and turn."""
+"""The answers of a model beside the policy, by trajectory and turn."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
 FAILED = ("timeout", "error")

@@ -290,4 +290,4 @@ class ScorerContext:
     verifier: Verifier
     run_program: RunProgram
     annotations: Mapping[Role, Annotations] = field(default_factory=dict)
-    """What models beside the policy said, by role."""
+    """The answers of models beside the policy, by role."""

@@ -45,7 +45,7 @@ _LINKS = [word for name in ("bin", "lib", "lib64") for word in ("--symlink", f"u
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use; its memory is at most `processes * memory_mb + folder_mb`, and what the kernel keeps.
+    """The limits of a sandbox; its memory is at most `processes * memory_mb + folder_mb`, and what the kernel keeps.
 
     Example: Limits(seconds=10.0, cpu_s=10.0, memory_mb=512, processes=1, folder_mb=64, output_bytes=1048576)
     """

@@ -136,14 +136,11 @@ class Trainer:
         report, knobs, train_state = progress or (lambda _: None), self._config.train, self._train_state
         samples, left_out = self._samples(rows, scores, version, chosen)
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
-        for reason, number in left_out.items():
-            if number:
-                report(f"{number} trajectories left out: {_REASONS[reason]}")
+        for reason in filter(left_out.get, left_out):
+            report(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         sources = {row.trajectory_id: row.source for row in rows}
-        if self._config.problems.members:
-            samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         start = time.perf_counter()
         epochs = [draw_minibatches(samples, knobs.minibatches, train_state.generator) for _ in range(knobs.epochs)]
         columns, prepared = Preparation(train_state, samples, report, taught or {}).prepare(epochs)
@@ -219,6 +216,9 @@ class Trainer:
             return [], left_out
         if not any(sample.successes.any() for sample in samples):
             logger.warning(_NOTHING_RIGHT, len(samples))
+        if self._config.problems.members:
+            sources = {row.trajectory_id: row.source for row in trajectories}
+            samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
         return samples, left_out
 
     def _built(

@@ -154,7 +154,7 @@ _NATS = (-4.0, -2.0, -1.0, -0.5, -0.1, -0.01)
 LOGPROBS = Scale(
     [f"p{n}" for n in range(6, -1, -1)], _NATS, [f"{edge:g} ({math.exp(edge):.2g})" for edge in _NATS], 0.0
 )
-"""For logprobs of sampled tokens; the texts of the edges have the probabilities."""
+"""The colours of sampled tokens by their logprobs; the texts of the edges have the probabilities."""
 
 
 def advantages_up_to(largest: float) -> Scale:

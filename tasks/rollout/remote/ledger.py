@@ -23,26 +23,26 @@ SWAP_S = 30.0
 
 @dataclass(slots=True, eq=False)
 class Attended:
-    """What the flow knows of a worker."""
+    """The flow's knowledge of a worker."""
 
     remote: RemoteWorker
     ready: bool = False
-    """Whether it has answered the first call."""
+    """True once it has answered the first call."""
     policy: PolicyVersion | None = None
-    """What it serves; None: nothing yet."""
+    """The policy that it serves; None: nothing yet."""
     asked: float = 0.0
-    """When it was last asked to serve another policy, on the monotonic clock."""
+    """The time on the monotonic clock at which it was last asked to serve another policy."""
     renewed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set then."""
     wrote: set[str] = field(default_factory=set)
     """Paths of the shards that it has stored and that are not scored yet."""
     useful: bool = False
-    """Whether it has finished a group or graded a shard."""
+    """True once it has finished a group or graded a shard."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What a worker does for a rollout."""
+    """A worker's part in a rollout."""
 
     sent: int = 0
     """The number of groups that it got."""
