@@ -35,7 +35,7 @@ WIDTH = 140  # columns of the table if the output is no terminal
 
 def main() -> None:
     """Run the benchmarks that the command line names."""
-    listing = "\n".join(f"  {name:10}{what}" for name, what in BENCHMARKS.items())
+    listing = "\n".join(f"  {name:11}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks",
         description=(__doc__ or "").splitlines()[0],
@@ -46,6 +46,7 @@ def main() -> None:
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := set(names) - set(BENCHMARKS):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # before anything imports Ray
     share_cores()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))

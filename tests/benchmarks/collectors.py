@@ -45,7 +45,6 @@ class _Measured:
 
 def measure(lab: Lab) -> list[Row]:
     """Play the same episodes with each number of processes: short answers, and answers of usual length."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # before anything imports Ray
     rows = []
     for tokens, groups in ((12, 96), (500, 32)):
         found = {count: _measure(lab, count, tokens, groups) for count in COUNTS}
