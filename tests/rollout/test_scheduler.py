@@ -1,12 +1,13 @@
 """Groups are handed out to workers in other processes: none is lost or stored twice, whichever workers are lost."""
 
+import asyncio
 import gc
 import itertools
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,9 +22,12 @@ from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
+from tasks.rollout.remote.ledger import Attended, SharedRollout, StoreOrder
 from tasks.rollout.remote.scheduler import Scheduler
+from tasks.rollout.remote.worker import Destination
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
@@ -97,16 +101,22 @@ def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
     )
 
 
-def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, verifier: Verifier) -> None:
-    """The groups of an iteration are shared fairly, though one of three workers serves the new policy first."""
+@pytest.mark.parametrize(
+    ("late", "delays", "concurrency"), [("delay_s", (0, 0.3, 0.6), 4), ("answer_s", (0, 0.1, 0.1), 999)]
+)
+def test_nobody_gets_all_groups_because_others_begin_later(
+    store: Store, verifier: Verifier, late: str, delays: Sequence[float], concurrency: int
+) -> None:
+    """The groups are shared fairly, though one of three workers serves the policy, or says what it lacks, first."""
     prepare(store)
     with team(store, verifier, 3, lambda _: 0.2) as made:
         play_batch(made, settings("rollout.concurrency=999"), spare=30)
-        for delay, worker in zip((0.0, 0.3, 0.6), made.workers, strict=True):
-            worker.delay_s = delay
+        for delay, worker in zip(delays, made.workers, strict=True):
+            setattr(worker, late, delay)
         before = [worker.got for worker in made.workers]
         made.scheduler.serve(policy(1).version)
-        plan = RolloutPlan(f"{RUN}/1", settings(), 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
+        config = settings(f"rollout.concurrency={concurrency}")
+        plan = RolloutPlan(f"{RUN}/1", config, 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
         with Draft(store, layout.trajectories(RUN, 1), "trajectories") as draft:
             play(plan, PROBLEMS, made.scheduler, draft, made.log.append)
         got = [worker.got - earlier for worker, earlier in zip(made.workers, before, strict=True)]
@@ -148,6 +158,34 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     check_whole(rows)
     metrics = manifests.read(store, layout.trajectories(RUN, 0)).metrics
     assert metrics["episodes"] == len(rows)
+
+
+def test_orders_for_others_outlive_the_worker_that_finished_last(
+    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost while the last group is entered, from which follows that the other one stores its groups."""
+    prepare(store)
+    enter = SharedRollout.finish
+
+    def finish(rollout: SharedRollout, worker: Attended, finished: FinishedGroup) -> list[StoreOrder]:
+        orders = enter(rollout, worker, finished)
+        if orders and not any(each.killed for each in made.workers):
+            assert isinstance(worker.remote, ThreadWorker)
+            worker.remote.kill()
+            while not made.log:
+                time.sleep(0.01)
+        return orders
+
+    monkeypatch.setattr(SharedRollout, "finish", finish)
+    with team(store, verifier, 2, lambda _: 0.01) as made:
+        check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
+
+
+def test_a_shard_that_nobody_wants_any_more(store: Store, verifier: Verifier) -> None:
+    """The end of a rollout may overtake the order to store a shard."""
+    with team(store, verifier, 1, heavy_tail) as made:
+        to = Destination(layout.trajectories(RUN, 0), "trajectories", 0)
+        assert asyncio.run(made.workers[0].worker.store(1, [0], to)) is None
 
 
 def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
