@@ -1,6 +1,7 @@
 """Groups are handed out to workers in other processes: none is lost or stored twice, whichever workers are lost."""
 
 import asyncio
+import errno
 import gc
 import itertools
 import random
@@ -22,6 +23,7 @@ from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.inference.api import InferenceError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
@@ -69,10 +71,15 @@ class Team:
 
 @contextmanager
 def team(
-    store: Store, verifier: Verifier, count: int, seconds: Callable[[int], float], silence_s: float = 30
+    store: Store,
+    verifier: Verifier,
+    count: int,
+    seconds: Callable[[int], float],
+    silence_s: float = 30,
+    start_s: float = 5,
 ) -> Iterator[Team]:
     log: list[str] = []
-    with ExitStack() as stack, Scheduler(silence_s, 5, log.append) as scheduler:
+    with ExitStack() as stack, Scheduler(silence_s, start_s, log.append) as scheduler:
         made = Team(store, verifier, scheduler, seconds, log)
         for _ in range(count):
             stack.callback(made.join().close)
@@ -210,8 +217,18 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
         if stays:
             check_whole(play_batch(made, settings()))
         else:
-            with pytest.raises(RuntimeError, match="No space left"):
+            with pytest.raises(OSError, match="No space left") as raised:
                 play_batch(made, settings())
+            assert raised.value.errno == errno.ENOSPC  # the flow says what frees room
+
+
+def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
+    """The error says why the last one was lost."""
+    prepare(store)
+    with team(store, verifier, 1, heavy_tail, start_s=0.5) as made:
+        made.workers[0].kill()
+        with pytest.raises(InferenceError, match=r"no worker for 0.5 s \(cluster.startup_timeout_s\): killed"):
+            play_batch(made, settings())
 
 
 def test_a_worker_that_lags_skips_a_policy_that_was_collected(store: Store, verifier: Verifier) -> None:
@@ -313,6 +330,6 @@ def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifie
         play_batch(made, settings())
         for worker in made.workers:
             worker.scoring = error
-        with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft, pytest.raises(RuntimeError) as raised:
+        with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft, pytest.raises(type(error)) as raised:
             made.scheduler.score(layout.trajectories(RUN, 0), draft, settings())
     assert str(error) in str(raised.value)
