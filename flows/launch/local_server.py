@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,34 +44,19 @@ def prefect_environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in others} | {"PREFECT_HOME": str(STATE)}
 
 
-def serve(port: int) -> None:
-    """Run server and worker until a signal comes, or one of them ends.
-
-    Raises:
-        ValueError: the port cannot be used.
-        BlockingIOError: another process of `make up` lives.
-    """
+def serve(descriptor: int) -> None:
+    """Run server and worker on the listening socket `descriptor` until a signal comes, or one of them ends."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    note = _NOTE.open("a+")  # open until this process and its reaper have ended
-    fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.set_inheritable(note.fileno(), True)
-    note.truncate(0)
-    note.write(str(os.getpid()))
-    note.flush()
-    try:
-        listener = prefect_server.listen(port)
-    except OSError as error:
-        raise ValueError(f"port {port} cannot be used ({error}); choose another: make up PORT={port + 1}") from error
     server, worker, password = Child(SERVER_LOG), Child(WORKER_LOG), prefect_server.new_password()
-    with listener:
+    with socket.socket(fileno=descriptor) as listener:
         address = f"http://{prefect_server.HOST}:{listener.getsockname()[1]}"
         with os.fdopen(os.open(CLIENT_SETTINGS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as settings:
             settings.write(f'{OURS}[api]\nurl = "{address}/api"\nauth_string = "{password}"\n')
         try:
             prefect_server.start(server, listener, password, prefect_environment() | _STREAMING)
-            command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "local", "--type", "process"]
+            command = ["worker", "start", "--pool", "local", "--type", "process", "--name", "local"]
             # The worker holds the socket, too: as long as it sends the password, nobody else gets the port.
-            worker.start([*command, "--name", "local"], prefect_environment(), [listener.fileno()], ROOT)
+            worker.start([sys.executable, "-m", "prefect", *command], prefect_environment(), [descriptor], ROOT)
             while server.alive and worker.alive:
                 time.sleep(0.5)
         finally:
@@ -86,11 +72,12 @@ def serve(port: int) -> None:
 def up(port: int) -> None:
     """Start server and worker unless they run, and deploy `prefect.yaml`; safe to repeat."""
     prefect_server.ignore_proxies_on_loopback()
-    begun = None if running() else _start(port)
+    if not running():
+        _start(port)
     deadline = time.monotonic() + prefect_server.START_SECONDS
     # The worker's log says so at its beginning: flow runs write behind it.
     while not (WORKER_LOG.exists() and b"started" in WORKER_LOG.read_bytes()[:50_000]):
-        if (begun and begun.poll() is not None) or time.monotonic() > deadline:
+        if not running() or time.monotonic() > deadline:
             raise ValueError(f"Prefect did not start; {_LOG} ends:\n{tail(_LOG)}")
         time.sleep(0.2)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
@@ -110,24 +97,30 @@ Nightly retraining is paused; to begin it once its problems can come (tasks/retr
   prefect deployment schedule resume --all"""
 
 
-def _start(port: int) -> "subprocess.Popen[bytes]":
-    """Begin `serve` in the background."""
+def _start(port: int) -> None:
+    """Begin `serve` in the background, with a listening socket and the lock on its number."""
     if CLIENT_SETTINGS.exists():
         if not CLIENT_SETTINGS.read_text(errors="replace").startswith(OURS):
             raise ValueError(f"{CLIENT_SETTINGS} is not of `make up`, which writes its own: move it away, or remove it")
         CLIENT_SETTINGS.unlink()  # left by a kill
     WORKER_LOG.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "flows.launch.local_server", "serve", "--port", str(port)]
-    with _LOG.open("w") as log:
-        return subprocess.Popen(
-            command,
+    try:
+        listener = prefect_server.listen(port)
+    except OSError as error:
+        raise ValueError(f"port {port} cannot be used ({error}); choose another: make up PORT={port + 1}") from error
+    with listener, _NOTE.open("w") as note, _LOG.open("w") as log:
+        fcntl.flock(note, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.launch.local_server", "serve", str(listener.fileno())],
             cwd=ROOT,
             env=prefect_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=log,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=[listener.fileno(), note.fileno()],  # the lock is now the process's, and its reaper's
         )
+        note.write(str(process.pid))
 
 
 def running() -> int | None:
@@ -141,7 +134,7 @@ def running() -> int | None:
     return None
 
 
-def down(_port: int) -> None:
+def down() -> None:
     """End worker, flow runs and server; harmless if nothing runs."""
     if (pid := running()) is None:
         return
@@ -157,19 +150,26 @@ def down(_port: int) -> None:
 def main() -> None:
     """Run the command line: `up [--port PORT]` or `down`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["up", "down", "serve"])
+    parser.add_argument("command", choices=["up", "down"])
     parser.add_argument("--port", type=int, default=4200)
     arguments = parser.parse_args()
     STATE.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o700)
     try:
-        {"up": up, "down": down, "serve": serve}[arguments.command](arguments.port)
+        with (STATE / "make.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if arguments.command == "up":
+                up(arguments.port)
+            else:
+                down()
+    except BlockingIOError:
+        sys.exit("error: another `make up` or `make down` is at work: wait for its end")
     except (ValueError, RuntimeError, OSError, OverflowError) as error:
         sys.exit(visible.printable(f"error: {error}"))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:  # which needs longer to end than a command may
-        main()
+    if sys.argv[1:2] == ["serve"]:
+        serve(int(sys.argv[2]))
     else:
         interrupts.run(main)

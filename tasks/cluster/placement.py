@@ -125,19 +125,27 @@ class LostWorkers:
         self._rest_s, self._last = rest_s, dict[str, float]()
         self._losses = Counter[str]()
         """Workers of each node that were lost before they finished an episode, since the last one that did."""
-        self._broken = set[str]()
+        self.broken: dict[str, BaseException] = {}
+        """The errors of the nodes that get no other worker."""
 
     def note(self, node: str, error: BaseException, *, useful: bool) -> None:
         """Note that a worker of a node was lost, and whether it had finished an episode or graded a shard."""
         self._last[node] = time.monotonic()
         self._losses[node] = 0 if useful else self._losses[node] + 1
         if isinstance(error, WorkerFailedError) or self._losses[node] >= _MOST_LOSSES:
-            self._broken.add(node)
+            self.broken[node] = error
+
+    def cause(self) -> BaseException | None:
+        """Return why the first broken node is; None if a node that has lost a worker is not broken."""
+        if not self.broken or self.broken.keys() != self._last.keys():
+            return None
+        first = next(iter(self.broken.values()))
+        return first.cause if isinstance(first, WorkerFailedError) else first
 
     def may_start(self, node: str) -> bool:
         """Return whether a worker may start on a node."""
         pause = _PAUSE_S if self._losses[node] else self._rest_s
-        return node not in self._broken and time.monotonic() >= self._last.get(node, -pause) + pause
+        return node not in self.broken and time.monotonic() >= self._last.get(node, -pause) + pause
 
 
 def _free(node: Node) -> str:

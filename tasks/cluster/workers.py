@@ -248,11 +248,23 @@ class WorkerStarter(Collector):
                     raise ConnectionError("Ray has lost all its nodes. The same command continues the run")
                 with self._lock:
                     free = [node for node in present if self._lost.may_start(node.id)]
-                    seats = place(free, self._needs, self._workers)
+                    seats, cause = place(free, self._needs, self._workers), self._cause(present)
+                if cause:
+                    self.scheduler.fail(cause)
                 if seats:
                     self._start(free, seats)
         except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
             self.scheduler.fail(error)
+
+    def _cause(self, present: Sequence[Node]) -> BaseException | None:
+        """Return why no worker is left that can do the work, and none will come; None if one is there or may come.
+
+        A node that was lost, and is not broken, may come back; the scheduler waits for it.
+        """
+        whole = [node for node in present if node.id not in self._lost.broken]
+        seats = [*self._workers, *place(whole, self._needs)]
+        able = any(seat.plays or self._needs.workers == 0 for seat in seats)
+        return None if able else self._lost.cause()
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

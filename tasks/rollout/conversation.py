@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence, Set
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -146,14 +146,14 @@ class Conversation:
             shown = replace(record, solutions=[*record.solutions], metadata=self._shown)
             asked = replace(own, problem=problem, record=shown)
             async with AsyncExitStack() as stack:
-                environment = self._player.make_environment()
-                show_whole(environment, self._shown, self._prompt.problem.metadata)
+                environment, metadata = self._player.make_environment(), self._prompt.problem.metadata
                 if close := getattr(environment, "close", None):
                     stack.push_async_callback(close)
+                whole = cast(Environment, WholeProblem(environment, self._shown, metadata))
                 if isinstance(agent, QueueAgent):
-                    returned = await play_with_queues(agent, asked, environment, self._engine)
+                    returned = await play_with_queues(agent, asked, whole, self._engine)
                 else:
-                    returned = await agent.play(asked, environment, self._engine)
+                    returned = await agent.play(asked, whole, self._engine)
             served = [completion for outputs in self._engine.exchanges for completion in outputs.completions]
             admitted = admit(returned, replace(record, metadata=self._shown), self._player.chat.vocabulary, served)
             return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
@@ -233,21 +233,38 @@ def without(metadata: str, private: Set[str]) -> str:
     return json.dumps({key: values[key] for key in values if key not in private}) if private & set(values) else metadata
 
 
-def show_whole(environment: Environment, shown: str, whole: str) -> None:
-    """Let an environment get the whole problem, and its metadata as a dictionary, whatever its agent has of them.
+class WholeProblem:
+    """An environment that gets the whole problem, and its metadata as a dictionary, whatever its agent has of them.
+
+    To the agent it is the environment itself: it has its class and attributes, which may also be set.
 
     Args:
-        environment: the environment, whose `reset` is replaced.
+        environment: the environment.
         shown: the metadata that the agent has.
         whole: all metadata.
     """
-    original = environment.reset
 
-    async def reset(seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def __init__(self, environment: Environment, shown: str, whole: str) -> None:
+        vars(self).update(_environment=environment, _shown=shown, _whole=whole)  # not by `__setattr__`
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Environment.reset`."""
         given = (options or {}).get("problem")
         if isinstance(given, Problem):
-            problem = replace(given, metadata=whole) if given.metadata == shown else given
+            problem = replace(given, metadata=self._whole) if given.metadata == self._shown else given
             options = {"metadata": json.loads(problem.metadata), **(options or {}), "problem": problem}
-        return await original(seed=seed, options=options)
+        environment: Environment = self._environment
+        return await environment.reset(seed=seed, options=options)
 
-    environment.reset = reset  # type: ignore[method-assign]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Environment]:  # type: ignore[override]
+        return type(self._environment)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_environment"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reset":  # an agent's own, which calls the one above: on the environment they would call each other
+            super().__setattr__(name, value)
+        else:
+            setattr(self._environment, name, value)

@@ -219,6 +219,10 @@ class Stream(SharedGroups):
             self._progress(type(text)(f"iteration {index}: {text}"))
 
         draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
+        if any("group" not in note for note in draft.notes):  # played without `run.overlap`: these are played again
+            with draft:
+                draft.discard()
+            draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
         data_set = OpenDataSet(draft, index, self._plan.config, progress, numbered=True)
         data_set.tally.expect(self._per_data_set, self._plan.group_size)
         return data_set

@@ -73,8 +73,13 @@ def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch
     lost.note("a", WorkerLostError("killed"), useful=False)
     now[0] += 1e6
     assert not lost.may_start("a")
+    assert isinstance(lost.cause(), WorkerLostError)
+    lost.note("b", WorkerLostError("killed"), useful=True)
+    assert lost.cause() is None
+    lost = LostWorkers()
     lost.note("b", WorkerFailedError(InferenceError("no GPU"), ""), useful=True)
     assert not lost.may_start("b")
+    assert isinstance(lost.cause(), InferenceError)
 
 
 def test_a_worker_needs_the_gpus_of_its_servers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`make up` and `make down`: a server and a worker that stay, and what ends them."""
 
+import fcntl
 import json
 import os
 import re
@@ -84,6 +85,14 @@ def test_the_users_own_settings_stay(project: Path) -> None:
     assert not ended(begin(project, *LOCAL_SERVER, "down"))
     assert settings.read_text() == "[logging]\nlevel = 'DEBUG'\n"
     settings.unlink()
+
+
+def test_only_one_up_or_down_works_at_a_time(project: Path) -> None:
+    """The second one says so, and does nothing."""
+    with (project / "var/prefect/make.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = begin(project, *LOCAL_SERVER, "down")
+        assert "another `make up` or `make down` is at work" in ended(second, status=1)
 
 
 def prefect(project: Path, *arguments: str) -> str:

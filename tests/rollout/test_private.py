@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,13 +66,34 @@ class Grades(MathVerifyEnvironment):
         return await super().reset(seed, options)
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """An environment whose attributes cannot be set."""
+
+    inner: Grades
+    closed: list[bool]
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return await self.inner.reset(seed, options)
+
+    async def step(self, action: str) -> Any:
+        return await self.inner.step(action)
+
+    async def close(self) -> None:
+        self.closed.append(True)
+
+
 def played(
-    chat: Chat, verifier: Verifier, agent: Agent, private: Sequence[str] = ("tests",)
+    chat: Chat,
+    verifier: Verifier,
+    agent: Agent,
+    private: Sequence[str] = ("tests",),
+    around: Callable[[Grades], Any] = lambda grades: grades,
 ) -> tuple[Trajectory, Problem]:
     """Play one episode; return its trajectory and the problem that the environment had."""
     environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
     engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    player = Player(engine, agent, lambda: environment, chat, Rollout(), private=frozenset(private))
+    player = Player(engine, agent, lambda: around(environment), chat, Rollout(), private=frozenset(private))
 
     async def play_all() -> None:
         async with entered(agent):
@@ -125,6 +146,14 @@ def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
     assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
     assert (row.metadata, graded) == (PROBLEM.metadata, PROBLEM)
     assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
+
+
+def test_environments_that_are_frozen(chat: Chat, verifier: Verifier) -> None:
+    """They get the whole problem, too, and are closed."""
+    closed = list[bool]()
+    agent = MathMultiTurnAgent(context(chat, 20_000), num_turns=1)
+    _, graded = played(chat, verifier, agent, around=lambda grades: Frozen(grades, closed))
+    assert (graded.metadata, closed) == (PROBLEM.metadata, [True])
 
 
 def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:

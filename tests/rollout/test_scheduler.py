@@ -1,12 +1,14 @@
 """Groups are handed out to workers in other processes: none is lost or stored twice, whichever workers are lost."""
 
+import asyncio
+import errno
 import gc
 import itertools
 import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,9 +23,13 @@ from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
+from tasks.inference.api import InferenceError
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
+from tasks.rollout.remote.ledger import Attended, SharedRollout, StoreOrder
 from tasks.rollout.remote.scheduler import Scheduler
+from tasks.rollout.remote.worker import Destination
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
@@ -65,10 +71,15 @@ class Team:
 
 @contextmanager
 def team(
-    store: Store, verifier: Verifier, count: int, seconds: Callable[[int], float], silence_s: float = 30
+    store: Store,
+    verifier: Verifier,
+    count: int,
+    seconds: Callable[[int], float],
+    silence_s: float = 30,
+    start_s: float = 5,
 ) -> Iterator[Team]:
     log: list[str] = []
-    with ExitStack() as stack, Scheduler(silence_s, 5, log.append) as scheduler:
+    with ExitStack() as stack, Scheduler(silence_s, start_s, log.append) as scheduler:
         made = Team(store, verifier, scheduler, seconds, log)
         for _ in range(count):
             stack.callback(made.join().close)
@@ -97,16 +108,22 @@ def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
     )
 
 
-def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, verifier: Verifier) -> None:
-    """The groups of an iteration are shared fairly, though one of three workers serves the new policy first."""
+@pytest.mark.parametrize(
+    ("late", "delays", "concurrency"), [("delay_s", (0, 0.3, 0.6), 4), ("answer_s", (0, 0.1, 0.1), 999)]
+)
+def test_nobody_gets_all_groups_because_others_begin_later(
+    store: Store, verifier: Verifier, late: str, delays: Sequence[float], concurrency: int
+) -> None:
+    """The groups are shared fairly, though one of three workers serves the policy, or says what it lacks, first."""
     prepare(store)
     with team(store, verifier, 3, lambda _: 0.2) as made:
         play_batch(made, settings("rollout.concurrency=999"), spare=30)
-        for delay, worker in zip((0.0, 0.3, 0.6), made.workers, strict=True):
-            worker.delay_s = delay
+        for delay, worker in zip(delays, made.workers, strict=True):
+            setattr(worker, late, delay)
         before = [worker.got for worker in made.workers]
         made.scheduler.serve(policy(1).version)
-        plan = RolloutPlan(f"{RUN}/1", settings(), 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
+        config = settings(f"rollout.concurrency={concurrency}")
+        plan = RolloutPlan(f"{RUN}/1", config, 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
         with Draft(store, layout.trajectories(RUN, 1), "trajectories") as draft:
             play(plan, PROBLEMS, made.scheduler, draft, made.log.append)
         got = [worker.got - earlier for worker, earlier in zip(made.workers, before, strict=True)]
@@ -150,6 +167,34 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     assert metrics["episodes"] == len(rows)
 
 
+def test_orders_for_others_outlive_the_worker_that_finished_last(
+    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lost while the last group is entered, from which follows that the other one stores its groups."""
+    prepare(store)
+    enter = SharedRollout.finish
+
+    def finish(rollout: SharedRollout, worker: Attended, finished: FinishedGroup) -> list[StoreOrder]:
+        orders = enter(rollout, worker, finished)
+        if orders and not any(each.killed for each in made.workers):
+            assert isinstance(worker.remote, ThreadWorker)
+            worker.remote.kill()
+            while not made.log:
+                time.sleep(0.01)
+        return orders
+
+    monkeypatch.setattr(SharedRollout, "finish", finish)
+    with team(store, verifier, 2, lambda _: 0.01) as made:
+        check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
+
+
+def test_a_shard_that_nobody_wants_any_more(store: Store, verifier: Verifier) -> None:
+    """The end of a rollout may overtake the order to store a shard."""
+    with team(store, verifier, 1, heavy_tail) as made:
+        to = Destination(layout.trajectories(RUN, 0), "trajectories", 0)
+        assert asyncio.run(made.workers[0].worker.store(1, [0], to)) is None
+
+
 def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
     """An error that would come again on every host is raised at once, with the worker's traceback."""
     prepare(store)
@@ -172,8 +217,18 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
         if stays:
             check_whole(play_batch(made, settings()))
         else:
-            with pytest.raises(RuntimeError, match="No space left"):
+            with pytest.raises(OSError, match="No space left") as raised:
                 play_batch(made, settings())
+            assert raised.value.errno == errno.ENOSPC  # the flow says what frees room
+
+
+def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
+    """The error says why the last one was lost."""
+    prepare(store)
+    with team(store, verifier, 1, heavy_tail, start_s=0.5) as made:
+        made.workers[0].kill()
+        with pytest.raises(InferenceError, match=r"no worker for 0.5 s \(cluster.startup_timeout_s\): killed"):
+            play_batch(made, settings())
 
 
 def test_a_worker_that_lags_skips_a_policy_that_was_collected(store: Store, verifier: Verifier) -> None:
@@ -275,6 +330,6 @@ def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifie
         play_batch(made, settings())
         for worker in made.workers:
             worker.scoring = error
-        with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft, pytest.raises(RuntimeError) as raised:
+        with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft, pytest.raises(type(error)) as raised:
             made.scheduler.score(layout.trajectories(RUN, 0), draft, settings())
     assert str(error) in str(raised.value)

@@ -176,13 +176,23 @@ def test_a_data_set_that_lacks_only_its_manifest_is_committed(store: Store, veri
     assert {row.problem_id for row in rows_of(store, 0)} == {each.problem_id for each in draw(PROBLEMS, GROUPS, 0, 1)}
 
 
-def write_groups(store: Store, *, commits: bool) -> None:
+def test_groups_that_were_played_without_a_stream_are_played_again(store: Store, verifier: Verifier) -> None:
+    """The journal of a flow run without `run.overlap` has no numbers."""
+    prepare(store, ITERATIONS)
+    write_groups(store, commits=False, numbered=False)
+    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as (stream, _):
+        stream.wait(0)
+    assert len(rows_of(store, 0)) == len(numbers_of(store, 0)) * SAMPLES == GROUPS * SAMPLES
+
+
+def write_groups(store: Store, *, commits: bool, numbered: bool = True) -> None:
     """Write the groups of draw 0 as the first data set, and commit them, or leave them in its journal."""
     with JournaledDraft(store, layout.trajectories(RUN, 0), "trajectories") as draft:
         with ShardWriter(draft, TRAJECTORY_SCHEMA, 2) as writer:
             for number, problem in enumerate(draw(PROBLEMS, GROUPS, 0, seed=1)):
                 name = problem.problem_id
                 rows = [make_trajectory(f"{RUN}/0/{name}/{s}", [[7, 8]], problem=name) for s in range(SAMPLES)]
-                writer.write_group(rows, {"problem_id": name, "rejected": False, "group": number})
+                note = {"problem_id": name, "rejected": False}
+                writer.write_group(rows, note | {"group": number} if numbered else note)
         if commits:
             draft.commit(Provenance(config={}), ["problems/x"], {"generated_tokens": 0})

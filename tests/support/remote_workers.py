@@ -53,6 +53,8 @@ class ThreadWorker:
         self.silent = False
         self.delay_s = 0.0
         """How long it takes to open a policy."""
+        self.answer_s = 0.0
+        """How late it says what it lacks."""
         self.scoring: Exception | None = None
         """The error of its scores: its disk is full, say."""
 
@@ -66,6 +68,8 @@ class ThreadWorker:
             if method is Worker.score and self.scoring:
                 raise self.scoring
             result = await method(self.worker, *args, **kwargs)
+            if method is Worker.lacking:
+                await asyncio.sleep(self.answer_s)
         except Exception as error:
             raise WorkerFailedError(error, traceback.format_exc()) from error
         self._check()

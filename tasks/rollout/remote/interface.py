@@ -54,10 +54,15 @@ class WorkerFailedError(RuntimeError):
 
 
 def as_own(error: BaseException, trace: str, prefix: str = "") -> Exception:
-    """Return the error of another process, with its traceback, as one of a kind that the flow knows."""
+    """Return the error of another process, with its traceback, as one of a kind that the flow knows.
+
+    An error of the operating system keeps its number: the flow has advice about a full disk.
+    """
     kinds = (InferenceError, StorageError, ValueError)
     kind = next((known for known in kinds if isinstance(error, known)), RuntimeError)
     known = kind is not RuntimeError or isinstance(error, OSError)
-    own = kind(prefix + (str(error) if known else f"{type(error).__name__}: {error}"))
+    own: Exception = kind(prefix + (str(error) if known else f"{type(error).__name__}: {error}"))
+    if kind is RuntimeError and isinstance(error, OSError) and error.errno:
+        own = OSError(error.errno, f"{prefix}{error.strerror}", error.filename)
     own.add_note(f"in another process:\n{trace}")
     return own

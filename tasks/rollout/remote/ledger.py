@@ -47,7 +47,7 @@ class Load:
     sent: int = 0
     """The number of groups that it got."""
     lacking: int = -1
-    """The number of groups that it had got when it could have begun one more; -1: it has not begun the rollout."""
+    """`sent` as the worker knew it when it last could begin one more group; -1: it has not begun the rollout."""
     playing: set[int] = field(default_factory=set)
     """Numbers of the groups that it got and has not finished."""
     unsafe: set[int] = field(default_factory=set)
@@ -93,13 +93,16 @@ class SharedRollout:
     def accept(self) -> list[StoreOrder]:
         """Enter the uploaded shards, with one entry for each data set; return the shards to store now."""
         by_data_set: dict[OpenDataSet, list[tuple[File, Sequence[int]]]] = defaultdict(list)
+        accepted: list[tuple[Load, list[int]]] = []
         while self.stored:
             (worker, data_set, numbers), file = self.stored.popleft()
             if load := self.loads.get(worker):  # otherwise it is lost, and others play these groups
                 by_data_set[data_set].append((file, numbers))
-                load.unsafe.difference_update(numbers)
+                accepted.append((load, numbers))
         for data_set, shards in by_data_set.items():
             data_set.accept(shards)
+        for load, numbers in accepted:
+            load.unsafe.difference_update(numbers)
         return self._settle()
 
     def lose(self, worker: Attended, load: Load) -> list[StoreOrder]:
@@ -122,13 +125,14 @@ class SharedRollout:
     def hand_out(self, newest: PolicyVersion | None) -> Iterator[tuple[Attended, GroupOrder]]:
         """Yield groups for the workers that can begin one, each for the worker that plays least.
 
-        Nobody gets more than a fair share, so that the first one that serves a new policy does not get all groups.
+        Nobody gets more than a fair share, so that the first one that serves a new policy, or has begun the rollout,
+        does not get all groups.
         """
         recently = time.monotonic() - SWAP_S
         free = [
             (worker, load)
             for worker, load in self.loads.items()
-            if self._could_begin(load) and (worker.policy == newest or worker.asked > recently)
+            if (load.lacking < 0 or self._could_begin(load)) and (worker.policy == newest or worker.asked > recently)
         ]
         policies = {worker.policy for worker, _ in free if worker.policy}
         available = max(map(self.groups.available, policies), default=0)

@@ -77,6 +77,8 @@ class Scheduler:
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="scheduler", daemon=True)
         self._workers: dict[Attended, set[asyncio.Task[None]]] = {}
         """The workers with the calls that they have not answered."""
+        self._entering: set[asyncio.Task[None]] = set()
+        """Referred to here only: an event loop does not keep its tasks."""
         self._policy: PolicyVersion | None = None
         self._rollouts: list[SharedRollout] = []
         """Those that are played, such as a stream and an evaluation."""
@@ -164,21 +166,34 @@ class Scheduler:
         self.first_loss, worker.useful = None, True  # the others do without the one that was lost
         rollout.loads[worker].playing.discard(order.number)
         rollout.groups.changed.note()
-        await self._enter(rollout, rollout.finish, worker, finished)
+        self._enter(worker, rollout, rollout.finish, worker, finished)
 
     async def _store(self, rollout: SharedRollout, order: StoreOrder) -> None:
         call = order.worker.remote.call
         file = await call(Worker.store, rollout.number, order.numbers, order.destination)
+        if file is None:
+            return
         order.worker.wrote.add(file.path)
         rollout.stored.append((order, file))
-        await self._enter(rollout, rollout.accept)
+        self._enter(order.worker, rollout, rollout.accept)
 
-    async def _enter(self, rollout: SharedRollout, step: Callable[..., list[StoreOrder]], *args: Any) -> None:
+    def _enter(
+        self, worker: Attended, rollout: SharedRollout, step: Callable[..., list[StoreOrder]], *args: Any
+    ) -> None:
+        """Begin to enter something of a worker. Its loss does not cancel that: others store what follows from it."""
+        task = self._loop.create_task(self._guarded(worker, self._enter_fully, rollout, step, *args))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _enter_fully(self, rollout: SharedRollout, step: Callable[..., list[StoreOrder]], *args: Any) -> None:
         """Enter something in the rollout's thread; let workers store the shards that follow from it."""
         if rollout.over:
             return
         within = contextvars.copy_context().run  # Prefect's context
-        for order in await self._loop.run_in_executor(rollout.thread, within, step, *args):
+        orders = await self._loop.run_in_executor(rollout.thread, within, step, *args)
+        if rollout.over:
+            return
+        for order in orders:
             self._start(order.worker, self._store, rollout, order)
         rollout.groups.changed.note()
 
@@ -241,13 +256,15 @@ class Scheduler:
             task.cancel()
         for worker in self._workers:
             worker.remote.end()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._entering, return_exceptions=True)
         await self._loop.shutdown_default_executor()
 
     def _check(self, *, able: bool) -> None:
         """Raise the error that ends a rollout or a score stage, or InferenceError if no worker came for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
-            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.startup_timeout_s)")
+            why = f": {self.first_loss}" if self.first_loss else ""
+            text = f"there was no worker for {self._start_s:g} s (cluster.startup_timeout_s){why}"
+            self._fatal = InferenceError(text)
             self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
@@ -341,7 +358,7 @@ class Scheduler:
         for rollout in self._rollouts:
             if load := rollout.loads.pop(worker, None):
                 playing += len(load.playing)
-                self._loop.create_task(self._guarded(worker, self._enter, rollout, rollout.lose, worker, load))
+                self._enter(worker, rollout, rollout.lose, worker, load)
         self._progress(f"{worker.remote.name} is lost: {error}. Others play its {playing} groups")
         others = [each for each in self._workers if each.remote.plays or not worker.remote.plays]
         if isinstance(error, WorkerFailedError) and not (error.of_its_host and others):

@@ -118,10 +118,14 @@ class Worker:
         played = self._rollouts.get(rollout)
         return await asyncio.wrap_future(played.add(order)) if played else None
 
-    async def store(self, rollout: int, numbers: Sequence[int], to: Destination) -> File:
-        """Upload a shard with the trajectories of finished groups, which are kept no longer."""
-        take = self._rollouts[rollout].take
-        rows = [replace(row, iteration=to.iteration) for number in numbers for row in take(number)]
+    async def store(self, rollout: int, numbers: Sequence[int], to: Destination) -> File | None:
+        """Upload a shard with the trajectories of finished groups, which are kept no longer.
+
+        Return None if the rollout ended before.
+        """
+        if (played := self._rollouts.get(rollout)) is None:
+            return None
+        rows = [replace(row, iteration=to.iteration) for number in numbers for row in played.take(number)]
         return await self._within(self._storing, self._upload, rows, to)
 
     async def end(self, rollout: int) -> None:
