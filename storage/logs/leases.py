@@ -2,8 +2,8 @@
 
 The leases of a run are a numbered log; the number of an entry is its fencing token. The holder of the newest entry
 writes signs of life to a separate object, and a release when it is done. A lease is free when its holder has released
-it, is seen to be dead (on the same machine), or gave no sign of life for `ttl_s` seconds on the waiting writer's own
-clock: no two clocks are compared. To take a lease over is to create the next number; one of several writers succeeds.
+it, is seen to be dead (on the same machine), or gave no sign of life for `ttl_s` seconds, its own or the waiting
+writer's, whichever is longer, on the waiting writer's clock: no two clocks are compared. To take a lease over is to create the next number; one of several writers succeeds.
 
 The token goes into every manifest. A holder that lost its lease finds the next number before its next commit and stops.
 S3 cannot make a create depend on another object. So a holder that pauses between this check and its commit may still
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 TTL_S = 60.0
 """Another writer may take over a lease after so many seconds without a sign of life."""
+LONGEST_TTL_S = 3600.0
+"""Nobody waits longer for a sign of life, whatever an entry of another program says."""
 BEATS = 4
 """Signs of life within this time."""
 
@@ -117,28 +119,29 @@ class Lease:
         """
         first = seen = _last_sign(self.store, self.run, token)
         since, is_named = time.monotonic(), False
+        limit_s = max(self.ttl_s, min(LONGEST_TTL_S, float(entry.get("ttl_s") or 0)))
         while self._log.length() == token + 1:
             sign = _last_sign(self.store, self.run, token)
             if ended := _ending(entry, sign):
                 return ended
             if sign != seen:
                 seen, since = sign, time.monotonic()
-            if time.monotonic() - since > self.ttl_s:
-                return f"no sign of life for {self.ttl_s:g} s"
+            if time.monotonic() - since > limit_s:
+                return f"no sign of life for {limit_s:g} s"
             if self.when_held == "stop" and (seen != first or is_alive(entry["holder"])):
                 raise LeaseHeldError(
                     f"run {self.run!r} is being written by {describe(entry)}. Wait for it with "
                     "run.when_held=wait, end it, or begin another run with run.name=…"
                 )
             if not is_named:
-                logger.warning("run %s is written by %s; waiting for its end", self.run, describe(entry))
+                doing = "waiting for its end" if self.when_held == "wait" else "checking whether it is alive"
+                logger.warning("run %s is written by %s; %s", self.run, describe(entry), doing)
                 is_named = True
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
         return "it has a successor"
 
     def _beat(self, *, released: bool = False) -> None:
-        sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
-        self.store.write(layout.beat(self.run, self.token), seal(sign))
+        self.store.write(layout.beat(self.run, self.token), seal({"at": _now(), "released": released}))
         LEASE_RENEWED.labels(self.run).set_to_current_time()
 
     def _stay_alive(self) -> None:

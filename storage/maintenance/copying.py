@@ -12,6 +12,7 @@ next one, and one that is repeated adds what is new.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambd
         for number, manifest in enumerate(new, 1):
             progress(visible.Fleeting(f"{number}/{len(new)} {manifest.version}"))
             lease.check()
-            _copy_version(source, target, manifest)
+            owner = layout.run_of(manifest.version)
+            with nullcontext() if owner in (None, run) else Lease(target, owner, label="cp", when_held="wait"):
+                _copy_version(source, target, manifest)
         for name, move in moves.items():
             if name == layout.latest(run):
                 aliases.advance(target, name, move.version, move.by)

@@ -195,6 +195,7 @@ Values = dict[str, Any]
 _LOGS = re.compile("|".join((layout.CATALOG, layout.lease("[^/]+"), layout.retraining("[^/]+"))))
 """Prefixes of all logs but those of aliases."""
 _REPAIR = "`python -m storage repair`"
+_MISSING = "is missing, and hides later entries"
 
 
 @dataclass(slots=True)
@@ -242,18 +243,19 @@ def _entries(store: Store, prefix: str, numbers: Sequence[int], report: LogRepor
         try:
             return log.read(number)
         except FileNotFoundError:
-            return "is missing, and hides later entries"
+            return _MISSING
         except DamagedError as error:
             return str(error)
 
     found = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
-    name, remedy = aliases.name_of(prefix), ""
-    if prefix == layout.CATALOG:
-        remedy = f"; {_REPAIR} replaces it"
-    elif name:
-        remedy = f"; {aliases.remedy(name)}"
+    name = aliases.name_of(prefix)
     for number, problem in enumerate(found):
         if isinstance(problem, str):
+            remedy = ""
+            if prefix == layout.CATALOG:
+                remedy = f"; {_REPAIR} replaces it"
+            elif name and (problem == _MISSING or number == len(found) - 1):  # else a later move is read
+                remedy = f"; {aliases.remedy(name)}"
             report.findings.append(Finding(prefix, log.key(number), f"{problem}{remedy}"))
     return [entry if isinstance(entry, dict) else None for entry in found]
 
@@ -293,8 +295,20 @@ def repair(store: Store) -> tuple[list[str], list[str]]:
         The keys of the replaced entries, and the versions that were added.
     """
     report, log = check_logs(store), Log(store, layout.CATALOG)
-    for number in report.lost:
-        store.write(log.key(number), seal({"kind": LOST, "version": "", "parents": [], "nonce": uuid.uuid4().hex}))
+    filled = [log.key(number) for number in report.lost if _fill(store, log, number)]
     for manifest in report.absent:
         catalog.enter(store, manifest.version, manifest.kind, manifest.parent_names, manifest.nonce)
-    return [log.key(number) for number in report.lost], [manifest.version for manifest in report.absent]
+    return filled, [manifest.version for manifest in report.absent]
+
+
+def _fill(store: Store, log: Log, number: int) -> bool:
+    """Put a placeholder where an entry is missing or damaged; return False if another writer was faster."""
+    data = seal({"kind": LOST, "version": "", "parents": [], "nonce": uuid.uuid4().hex})
+    if store.create(log.key(number), data):
+        return True
+    try:
+        log.read(number)
+    except DamagedError:
+        store.write(log.key(number), data)
+        return True
+    return False

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import functools
-import multiprocessing
 import os
 import secrets
 import signal
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 from storage.processes import folder, reaper
@@ -41,6 +40,21 @@ def _start_reaper(owner: int) -> dict[str, str]:
     return {_VARIABLE: token, "SPT_NOENV": "1"}
 
 
+class _PoolProcess(SpawnProcess):
+    """A process that multiprocessing ends at exit; for others, which a pool may lose in an interrupt, it waits."""
+
+    @property
+    def daemon(self) -> bool:
+        return True
+
+    @daemon.setter
+    def daemon(self, _: bool) -> None: ...
+
+
+class _PoolContext(SpawnContext):
+    Process = _PoolProcess
+
+
 def for_pools() -> SpawnContext:
     """Return the context for a pool of processes, which end with this one though they cannot end themselves yet.
 
@@ -48,7 +62,7 @@ def for_pools() -> SpawnContext:
     """
     resource_tracker.ensure_running()  # without the mark: it removes what a killed process leaves in /dev/shm
     os.environ.update(mark())
-    return multiprocessing.get_context("spawn")
+    return _PoolContext()
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -18,6 +18,7 @@ from configs.storage import Storage
 from storage import layout
 from storage.errors import DamagedError, first_few
 from storage.objects.store import Store, sha256
+from storage.version_names import PolicyVersion
 from storage.versions.manifests import File, Manifest, refuse_collected
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,13 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 def _missing(store: Store, file: File) -> DamagedError:
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
     refuse_collected(store, version, state=file.name.startswith(layout.STATE))
-    return DamagedError(
-        f"{store.uri(file.path)} is missing though its manifest names it: bring it back. If nothing was made from this "
-        f"version (python -m storage lineage {version} --up), delete its manifest.json, and it is made again"
-    )
+    remedy = "bring it back"
+    if not PolicyVersion.is_place(version):  # a checkpoint is the state of its run: it cannot be made again
+        remedy += (
+            f". If nothing was made from this version (python -m storage lineage {version} --up), delete its "
+            "manifest.json, and it is made again"
+        )
+    return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it: {remedy}")
 
 
 def _check(store: Store, file: File, fetched: Path, digest: str = "") -> None:

@@ -26,7 +26,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import attach, empty_model, load_model, save, stored_name
 from tasks.train.batches import Places, Rows, batching_for, is_plain
-from tasks.train.experts import in_files, read_rows, refuse_noise, replay_routing
+from tasks.train.experts import KNOWN, in_files, read_rows, refuse_noise, replay_routing
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Logprobs, Tokens
@@ -55,7 +55,7 @@ def load_policy(folder: Path, train: Train, mesh: Mesh = ALONE, adapter: Path | 
     if others := stored_buffers | expected - stored.names:
         raise ValueError(
             f"{folder} has no weights {min(others)} ({len(others)} in all): models whose files name other weights than "
-            "the model itself, except experts one by one, or hold more than weights are trained in one process"
+            f"the model itself, except the experts of {', '.join(KNOWN)}, or hold more than weights are trained in one process"
         )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)

@@ -12,6 +12,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
+from storage.maintenance import gc
 from storage.maintenance.copying import copy_run
 from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
@@ -102,6 +103,18 @@ def test_what_a_run_names_comes_along(source: Store, tmp_path: Path) -> None:
     for run, versions in needed.items():
         copied = copy_run(source, Store(str(tmp_path / run)), run)
         assert versions <= {manifest.version for manifest in copied}
+
+
+def test_gc_at_the_target_leaves_a_copy_alone(source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It collects before each commit; the copy leases its run, and also brings versions of other runs."""
+    target, enter = Store(str(tmp_path / "target")), catalog.enter
+
+    def collect_first(*arguments: Any) -> None:
+        gc.collect(Store(target.root), gc.Rules(older_than_s=-1))
+        enter(*arguments)
+
+    monkeypatch.setattr(catalog, "enter", collect_first)
+    assert_whole(target, [manifest.version for manifest in copy_run(source, target, RUN)])
 
 
 def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None:

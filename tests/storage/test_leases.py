@@ -85,17 +85,17 @@ def test_a_dead_holder_is_replaced_at_once(store: Store) -> None:
     assert time.monotonic() - started < 60  # the time to live is 600 s
 
 
-def hold_elsewhere(store: Store) -> None:
+def hold_elsewhere(store: Store, ttl_s: float) -> None:
     """Write the lease entry of a process on another machine: only its signs of life can show that it lives."""
     holder = own_identity() | {"machine": "another", "host": "far"}
-    Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": 60})
+    Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": ttl_s})
 
 
 @pytest.mark.parametrize("entry", [None, b"{"], ids=["whole entry", "damaged entry"])
 @pytest.mark.parametrize("sign", [None, b"{"], ids=["no sign", "damaged sign"])
 def test_a_silent_holder_elsewhere_is_replaced(sign: bytes | None, entry: bytes | None, store: Store) -> None:
     """The time to live is measured on the clock of the waiting writer, whose own replaces one that is unknown."""
-    hold_elsewhere(store)
+    hold_elsewhere(store, ttl_s=0.5)
     if entry:
         store.write(layout.lease("r") + "/00000000.json", entry)
     if sign:
@@ -106,9 +106,22 @@ def test_a_silent_holder_elsewhere_is_replaced(sign: bytes | None, entry: bytes 
     assert time.monotonic() - started >= 0.5
 
 
+@pytest.mark.parametrize(("ttl_s", "longest_s"), [(1.5, 3600), (1e18, 1.5), (float("inf"), 1.5), (float("nan"), 1.5)])
+def test_the_holders_own_time_to_live_counts(
+    ttl_s: float, longest_s: float, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiting writer with a shorter one does not take over a holder between two signs; nobody waits for ever."""
+    monkeypatch.setattr(leases, "LONGEST_TTL_S", longest_s)
+    hold_elsewhere(store, ttl_s)
+    started = time.monotonic()
+    with Lease(store, "r", ttl_s=0.5) as lease:
+        assert lease.token == 1
+    assert time.monotonic() - started >= 1.5
+
+
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
     """A second writer stops as soon as it sees a new sign of life, long before the time to live is over."""
-    hold_elsewhere(store)
+    hold_elsewhere(store, ttl_s=600)
     done = threading.Event()
 
     def live() -> None:

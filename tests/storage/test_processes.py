@@ -122,6 +122,21 @@ def test_a_pools_processes_end_with_an_owner_that_is_killed_at_any_moment(place:
         time.sleep(0.1)
 
 
+LOST = """
+import time
+from storage.processes.child import for_pools
+lost = for_pools().Process(target=time.sleep, args=(600,))
+lost.daemon = False
+lost.start()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_a_pool_has_lost_delays_no_end() -> None:
+    """An interrupt can come between the start of a process and the pool's note of it."""
+    assert subprocess.run([sys.executable, "-c", LOST], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
 def test_every_pool_is_made_with_that_context() -> None:
     """The context of `for_pools` is what makes its processes end with a killed owner."""
     others = [

@@ -13,6 +13,7 @@ from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log, check_entry
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
+from storage.maintenance import verify
 from storage.maintenance.verify import check_logs, repair
 from storage.objects.store import Store
 from storage.versions import aliases
@@ -112,6 +113,21 @@ def test_a_lost_entry_of_the_catalog(filled: Store, number: int, damage: str) ->
     assert found_by_gc(filled) == GARBAGE
 
 
+def test_a_version_that_is_entered_during_a_repair_stays(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer finds the gap between the check and the fill; only what is filled is returned."""
+    key, check = entry_key(layout.CATALOG, 3), verify.check_logs
+    filled.delete(key)
+
+    def overtaken(store: Store) -> verify.LogReport:
+        report = check(store)
+        catalog.enter(Store(store.root), VERSIONS[3], "checkpoint", [], "n")
+        return report
+
+    monkeypatch.setattr(verify, "check_logs", overtaken)
+    assert repair(filled)[0] == []
+    assert Log(filled, layout.CATALOG).read(3)["version"] == VERSIONS[3]
+
+
 def test_a_run_that_was_moved_and_linked(filled: Store, tmp_path: Path) -> None:
     """Listing a store does not follow links, but versions that the catalog names are checked all the same."""
     runs = Path(filled.root) / "runs"
@@ -135,6 +151,12 @@ def test_a_deleted_move_of_an_alias(filled: Store, number: int) -> None:
     newest = aliases.current(Store(filled.root), "champion")
     assert newest
     assert newest.version == MOVES[-1]
+
+
+def test_a_damaged_older_move_has_no_remedy(filled: Store) -> None:
+    """The alias is read as before, so nothing needs to point it somewhere again."""
+    filled.write(entry_key(layout.alias("champion"), 0), b"{")
+    assert ["alias set" in finding.problem for finding in check_logs(filled).findings] == [False]
 
 
 def test_an_alias_whose_newest_move_is_damaged(filled: Store) -> None:

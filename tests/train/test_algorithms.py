@@ -487,6 +487,7 @@ class Halved(Algorithm):
         self.weight, self.name, self.mistake = weight, component, mistake
         self.per = "episode" if mistake == "per" else "tokens"  # type: ignore[assignment]
         self.uses = () if mistake == "undeclared" else ("logprobs",)
+        self.recomputes, self.entropy_gradient, self.early_stop = True, False, None
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         if self.mistake == "raise":

@@ -12,7 +12,7 @@ for 100 tokens:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -78,17 +78,17 @@ class Algorithm:
     def __init__(self, context: AlgorithmContext) -> None:
         self.knobs, self.max_new_tokens = context.knobs, context.max_new_tokens
 
-    @property
+    @cached_property  # which a subclass or its instance may set
     def recomputes(self) -> bool:
         """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
         return False
 
-    @property
+    @cached_property
     def entropy_gradient(self) -> bool:
         """True if the loss has a gradient through the entropy."""
         return False
 
-    @property
+    @cached_property
     def early_stop(self) -> float | None:
         """The mean ratio above which a minibatch changes nothing; None: no limit."""
         return None

@@ -11,6 +11,7 @@ loss -0.96.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -24,15 +25,15 @@ from tasks.train.samples import Sample
 class PPO(Algorithm):
     knobs: algorithms.PPO
 
-    @property
+    @cached_property
     def recomputes(self) -> bool:
         return self.knobs.objective != "behaviour"
 
-    @property
+    @cached_property
     def entropy_gradient(self) -> bool:
         return self.knobs.entropy_coefficient > 0
 
-    @property
+    @cached_property
     def early_stop(self) -> float | None:
         return self.knobs.early_stop_imp_ratio
 
