@@ -34,7 +34,7 @@ class Checks(Knobs):
 
     # integrity
     damaged_objects: CheckKnobs = _fail()
-    """Objects that are missing, whose size or hash differs from the manifest, or that no manifest names."""
+    """Objects that are missing, or whose size or hash differs from the manifest."""
     wrong_schema: CheckKnobs = _fail()
     """Files that are not Parquet, or have a newer or another schema."""
     broken_parents: CheckKnobs = _fail()

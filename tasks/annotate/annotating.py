@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Asker:
         self._known = dict[Any, Annotation]()
         """Answers that may be asked for again, by the contents of questions."""
 
-    @property
+    @cached_property
     def model(self) -> str:
         """The identity of the model, for which its files are read."""
         return identities(self._config)[self.role]

@@ -8,6 +8,7 @@ flow may evaluate any policy. What a killed flow run could not write any more is
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from datetime import datetime
 
 from storage import layout
 from storage.errors import DamagedError
@@ -78,6 +79,7 @@ def _read(store: Store, key: str) -> list[Row]:
         rows: list[Row] = [json.loads(line) for line in store.read(key).splitlines()]
         assert all(type(value) in (int, float) for row in rows for value in numbers_of(row).values())
         assert all(version_of(row["version"]) and order(row) for row in rows)
+        assert all(datetime.fromisoformat(row["at"]).tzinfo for row in rows)
     except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError) as error:
         raise DamagedError(
             f"{store.uri(key)} is damaged ({type(error).__name__} {error}): "

@@ -314,7 +314,7 @@ def from_fields(fields: Fields, found: Counter[str], preset: str = "") -> Callab
     def convert(row: Row, number: str) -> Problem:
         metadata = {column: present(row, column) for column in kept if has(row, column)}
         may_lack = [columns[name] for name in _MAY_LACK.get(preset, ())]
-        lacked = [column for column in may_lack if not has(row, column) or present(row, column) is None]
+        lacked = [column for column in may_lack if _find(row, column) in (_ABSENT, None, "")]
         there = {name: column for name, column in columns.items() if column not in lacked}
         if preset:
             metadata = {column: value for column, value in metadata.items() if value is not None}

@@ -4,6 +4,7 @@ Files come from users, so nothing in them may hang or fill this process: local o
 length of a line and the size of a row are limited.
 """
 
+import glob
 import io
 import json
 from collections import Counter
@@ -69,7 +70,7 @@ def load_problems(
     name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
     fields = MAPPINGS.get(source.preset or "", source.fields)
     to_problem = from_fields(fields, found, source.preset or "") if fields else PRESETS[source.preset or ""]
-    refused = ("needs", "may read") if "solutions" in source.fields else ("needs",)
+    refused = ("needs", "may read") if "solutions" in fields and source.preset != "verifiers" else ("needs",)
 
     def gradable(row: Row, number: str) -> Problem:
         problem = to_problem(row, number)
@@ -102,8 +103,8 @@ def find(path: str) -> list[tuple[str, str]]:
 
     The name is the part of the path from the first folder or file that contains a wildcard. Patterns are those of
     fsspec, with `*`, `[` or `?` (`?` is no wildcard in HTTP URLs); chained URLs (`zip://…::…`) are not expanded. Hidden
-    files are skipped, since they may be unfinished. A path without wildcards gives one file with an empty name, and so
-    does one that is the name of a file, such as `train[1].jsonl`.
+    files are skipped, since they may be unfinished. A part of the path that is the name of a file or folder there, such
+    as `train[1].jsonl`, is no pattern. A path without wildcards gives one file with an empty name.
 
     Raises:
         NoFilesError: no file matches the pattern.
@@ -114,14 +115,18 @@ def find(path: str) -> list[tuple[str, str]]:
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that runs for days must see new files
-        if system.isfile(pattern):
+        parts = pattern.split("/")
+        patterns = (n for n, part in enumerate(parts) if _is_pattern(part))
+        wildcards = (n for n in patterns if not system.exists("/".join(parts[: n + 1])))
+        if (wild := next(wildcards, len(parts))) == len(parts) and system.isfile(pattern):
             return [("", path)]
-        kinds = {file: info["type"] for file, info in system.glob(pattern, detail=True).items()}
+        escaped = "/".join([*map(glob.escape, parts[:wild]), *parts[wild:]])
+        kinds = {file: info["type"] for file, info in system.glob(escaped, detail=True).items()}
     hidden = {file for file in kinds if PurePosixPath(file).name.startswith(".")}
     if not (matched := sorted(file for file in kinds.keys() - hidden if kinds[file] != "directory")):
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
     protocol, mark, _ = path.rpartition("://")
-    fixed = next(number for number, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
+    fixed = len(PurePosixPath("/".join(parts[:wild])).parts)
     names = ["/".join(PurePosixPath(file).parts[fixed:]) for file in matched]
     paths = [file if "://" in file else protocol + mark + file for file in matched]
     return list(zip(names, paths, strict=True))

@@ -271,7 +271,8 @@ class TrainingIndex:
         for version, found in zip(versions, in_parallel(fetch, versions, _FETCHED_AT_ONCE), strict=True):
             if damage := [str(each) for each in found if isinstance(each, Exception)]:
                 self.unknown[version] = "; ".join(damage)
-            files += [(versions[version], each) for each in found if isinstance(each, Path)]
+            else:
+                files += [(versions[version], each) for each in found if isinstance(each, Path)]
         return files
 
 

@@ -67,7 +67,7 @@ order by b.newest, i.problem_id
 -- name: results
 with episodes as (
     select key, data_set, sample, problem_id, max(coalesce(best, 0)) as best from played
-    where data_set in (select data_set from scores_files) and split_part(version, '/', 2) <> ?
+    where data_set in (select data_set from scores_files)
         and (status <> 'failed' or fault = 'policy') group by all
 ), iterations as (
     select key, data_set, count(*) as episodes, count(*) filter (best > 0) as solved from episodes group by all

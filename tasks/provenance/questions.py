@@ -15,7 +15,7 @@ from typing import Any
 from configs.evaluate import HELD_OUT
 from configs.safety import check_plain
 from storage import layout
-from storage.errors import StorageError, counted, first_few
+from storage.errors import DamagedError, StorageError, counted, first_few
 from storage.grouping import grouped
 from storage.objects.store import Store
 from storage.records import Exclusion
@@ -206,27 +206,35 @@ def _evaluations(index: TrainingIndex, versions: set[str]) -> list[dict[str, str
 def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Count how often policies solved each problem, for the curriculum.
 
-    Episodes that failed count only if the policy is at fault; data sets without scores do not count. An episode with
-    several trajectories is solved if any of them is.
+    Those of runs with a checkpoint count, so imports do not, nor do data sets without scores or that gc collected.
+    Episodes that failed count only if the policy is at fault. An episode with several trajectories is solved if any of
+    them is.
 
     Args:
         store: the store of the data sets.
         cache: local folder for objects of a remote root.
-        leave_out: the name of a run whose episodes do not count.
+        leave_out: the name of a run whose episodes do not count; they are not read.
         most: whole iterations count, newest first, until they have so many episodes of the problem.
 
     Returns:
         by the problem's key the episodes and how many of them were right in any turn; and the newest checkpoint of each
         run that counts.
+
+    Raises:
+        DamagedError: trajectories or scores that count cannot be read.
     """
     index = TrainingIndex(store, cache)
-    with index.opened():
+    others = {update.checkpoint.run for update in index.updates.values()} - {leave_out}
+    with index.opened([each for each in index.data_sets if layout.run_of(each) in others]):
+        for version, why in index.unknown.items():
+            if not store.exists(layout.tombstone(version)):
+                raise DamagedError(f"{store.uri(version)} cannot be read: {why}")
         index.load([])
-        rows = index.records("results", leave_out, most)
+        rows = index.records("results", most)
         runs = index.database.all("select distinct split_part(version, '/', 2) from played order by 1")
-    newest = {run: max((each for each in index.updates if layout.run_of(each) == run), default="") for (run,) in runs}
+    newest = {run: max(each for each in index.updates if layout.run_of(each) == run) for (run,) in runs}
     counts = {row["key"]: (row["episodes"], row["solved"]) for row in rows}
-    return counts, [checkpoint for run, checkpoint in newest.items() if checkpoint and run != leave_out]
+    return counts, [*newest.values()]
 
 
 def find_problem(index: TrainingIndex, text: str) -> FoundProblem:
@@ -263,7 +271,7 @@ def propose_problem(store: Store, problem: str, cache: Path, reason: str) -> Pro
 
     Args:
         store: the store of the data sets.
-        problem: an id or a key, see `trained_on`.
+        problem: an id or a key, see `find_problem`.
         cache: local folder for objects of a remote root.
         reason: why the problem is excluded, for later readers.
 

@@ -47,7 +47,8 @@ def roll_back(config: Config) -> str:
     return (
         f"{alias}: {present.version} -> {restored.version} (move {restored.number})\n"
         f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}\n"
-        "the problems of its night are set aside: python -m flows.retrain … --retry NIGHT tries them again\n"
+        "if a night made it, its problems are set aside: "
+        "python -m flows.retrain … --retry NIGHT (its number is in --nights) tries them again\n"
         f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}"
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from configs import Config, flatten
 from storage import layout
+from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.processes.child import Child
 from storage.versions import manifests
@@ -46,15 +47,21 @@ def feed(store: Store, run: str, name: str, cache: Path, closed: int | None = No
         closed: a descriptor. New points are given until it reaches its end, then once more.
 
     Raises:
+        StorageError: the store cannot be read.
         Exception: whatever the tracker raises.
     """
     sink: Sink | None = None
     first, given, ended = 0, 0, closed is None
     while True:
-        for point in points(store, read_rows(store, run), first, last=ended):
-            sink = sink or _open(store, run, name, cache / "tracking")
-            sink.log(point)
-            first, given = point.index + 1, given + 1
+        try:
+            for point in points(store, read_rows(store, run), first, last=ended):
+                sink = sink or _open(store, run, name, cache / "tracking")
+                sink.log(point)
+                first, given = point.index + 1, given + 1
+        except StorageError:  # not the tracker's fault: it keeps what it has
+            if sink:
+                sink.close()
+            raise
         if closed is None or ended:
             if sink:
                 sink.close()
@@ -78,14 +85,15 @@ def follow(store: Store, run: str, name: str, cache: Path, closed: int) -> None:
     """Feed a tracker until `closed` ends. After an error, which is logged, a new sink gets all points again.
 
     Raises:
-        Exception: the tracker failed after the end.
+        Exception: the last attempt failed, which began after the end.
     """
     while True:
+        ended = _ends(closed, 0)
         try:
             feed(store, run, name, cache, closed)
             return
         except Exception:  # a tracker may raise anything, and must not be lost by it
-            if _ends(closed, 0):
+            if ended:
                 raise
             logger.exception("tried again in %g s", RETRY_S)
         _ends(closed, RETRY_S)

@@ -83,6 +83,7 @@ def test_a_damaged_log_is_named(tmp_path: Path) -> None:
     written, (file,) = read_rows(store, "r"), tmp_path.glob("runs/r/metrics/0*.jsonl")
     row = {name: written[-1][name] for name in ("run", "iteration", "stage", "version", "at")}
     changes: list[Row] = [{"version": "r/7"}, {"stage": "x"}, {"grad_norm": "0.5"}, {"lr": None}]
+    changes += [{"at": 7}, {"at": "noon"}, {"at": "2027-01-01"}]
     lines = [b"{}\n", b'{"iteration": 1', b"[]", b"7", b"\xff", b"[" * 100_000]
     for line in (*lines, *(json.dumps(row | change).encode() for change in changes)):
         file.write_bytes(line)

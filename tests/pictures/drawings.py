@@ -15,6 +15,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.version_names import ScoresVersion
 from storage.versions import manifests
+from tasks.metrics.rows import row_of
 
 BLUE, GREEN, ORANGE, GREY = "#2f6f9f", "#3c8d5a", "#c9772e", "#8a8f98"
 DPI = 110
@@ -109,8 +110,9 @@ def read_spans(store: Store, run: str, iterations: Sequence[int]) -> list[Span]:
         played, judged = manifests.read(store, layout.trajectories(run, iteration)), manifests.read(store, scores)
         moments.append((iteration, "rollout", played.created_at, played.metrics["seconds"]))
         moments.append((iteration, "score", judged.created_at, judged.metrics["seconds"]))
-        trained = update.metrics["time/prepare"] + update.metrics["time/update"]
-        moments.append((iteration, "train", update.created_at, trained))
+        trained = row_of(update)
+        assert trained
+        moments.append((iteration, "train", update.created_at, trained["time/train"]))
     zero = min(end.timestamp() - seconds for _, _, end, seconds in moments)
     return [
         Span(iteration, stage, end.timestamp() - seconds - zero, end.timestamp() - zero)

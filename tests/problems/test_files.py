@@ -102,6 +102,14 @@ def test_one_file_is_as_it_was(tmp_path: Path) -> None:
     assert find("rows.jsonl") == [("", "rows.jsonl")]
 
 
+def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+    """They are no pattern, so the folder is found, and not another one that the pattern would match."""
+    for name in ("run[1]", "run1"):
+        write(tmp_path / name / "a.jsonl", row(name))
+    assert [problem.prompt for problem in load(tmp_path / "run[1]/*.jsonl").problems] == ["run[1]"]
+    assert ids(load(tmp_path / "run[1]/*.jsonl")) == ids(load(tmp_path / "run1/*.jsonl")) == ["a/000001"]
+
+
 def test_the_same_id_in_two_files(tmp_path: Path) -> None:
     """The same id may occur in two files, such as daily files that count from 1, and twice in one."""
     write(tmp_path / "a.jsonl", row("p", key="x"))

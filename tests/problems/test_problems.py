@@ -154,12 +154,26 @@ def test_verifiers_rows(tmp_path: Path) -> None:
     """Rows of verifiers' environments keep what their environment needs; an answer may be missing."""
     asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
     row = {"example_id": 0, "prompt": asked, "answer": "3", "info": {"level": 1}, "question": "1 + 2?"}
-    result = load_rows(tmp_path, [row, {"example_id": 1, "prompt": "Hi"}], preset="verifiers")
+    shots = [
+        {"role": role, "content": content} for role, content in (("user", "2?"), ("assistant", "2"), ("user", "3?"))
+    ]
+    others = [{"example_id": 1, "prompt": "Hi"}, {"example_id": 2, "prompt": shots, "answer": "", "info": None}]
+    result = load_rows(tmp_path, [row, *others], preset="verifiers")
     metadata = json.dumps({"info": {"level": 1}, "prompt_messages": asked})
     assert result.problems == [
         Problem("0", "1 + 2?", ["3"], "verifiers", metadata),
         Problem("1", "Hi", [], "verifiers"),
+        Problem("2", "2?\n\n2\n\n3?", [], "verifiers", json.dumps({"prompt_messages": shots})),
     ]
+
+
+def test_verl_rows_without_ground_truth_are_refused(tmp_path: Path) -> None:
+    """They have a place for it; only a scorer that ignores solutions takes them."""
+    row = {"prompt": "1?", "data_source": "sum", "reward_model": {"ground_truth": "1"}, "extra_info": {"index": 7}}
+    path = write_lines(tmp_path / "rows.jsonl", [row, row | {"reward_model": {"ground_truth": None}}])
+    uses: tuple[tuple[UseOfSolutions, int], ...] = (("needs", 1), ("may read", 1), ("ignores", 0))
+    for use, bad in uses:
+        assert len(load_problems(jsonl(path, preset="verl"), 0.9, lambda _, use=use: use).bad) == bad  # type: ignore[misc]
 
 
 def test_presets_are_those_of_the_schema() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from configs.score import Reward
 from storage import layout
-from storage.errors import StorageError
+from storage.errors import DamagedError, StorageError
 from storage.objects.store import Store
 from storage.records import Fault, Status
 from storage.versions import aliases, manifests
@@ -248,6 +248,34 @@ def test_how_often_problems_were_solved(family: Place, tmp_path: Path) -> None:
     assert newest == [A[3], layout.checkpoint("b", 1), layout.checkpoint("c", 0)]
     assert results(family.store, tmp_path, leave_out="", most=2)[0] == {one: (3, 1), two: (2, 2), other: (2, 1)}
     assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {one: (3, 1), other: (2, 1)}
+
+
+def test_what_counts_for_the_curriculum_is_whole(family: Place, tmp_path: Path) -> None:
+    """Imports have no checkpoint and do not count, nor what gc collected; damage is an error, but in the run itself."""
+    two, other = key(TWO), key(OTHER)
+    family.play("imported", 0, family.problems(OTHER), Played(OTHER))
+    family.collect(layout.scores("a", 1, "5c0e"))
+    counts, newest = results(family.store, tmp_path, leave_out="", most=64)
+    assert (counts[two], counts[other]) == ((3, 2), (2, 1))
+    assert newest == [A[3], layout.checkpoint("b", 1)]
+    for version in (layout.trajectories("a", 0), layout.scores("a", 0, "5c0e")):
+        damage(family.store, version)
+        with pytest.raises(DamagedError, match=f"{version} cannot be read"):
+            results(family.store, tmp_path, leave_out="", most=64)
+    assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {other: (2, 1)}
+
+
+def test_a_damaged_data_set_counts_in_no_part(family: Place, tmp_path: Path) -> None:
+    """It is named; the rows in its other files are not loaded."""
+    damage(family.store, layout.trajectories("a", 1))
+    answer = impact(family.store, key(ONE), tmp_path)
+    assert [row["trajectory_id"] for row in answer.trajectories] == ["a/000002/1/0"]
+    assert layout.trajectories("a", 1) in answer.unknown
+
+
+def damage(store: Store, version: str) -> None:
+    """Change the first file of a version."""
+    store.write(manifests.read(store, version).files[0].path, b"damaged")
 
 
 def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from configs import ConfigError, load
 from flows.run.configuration import resolve
+from storage.errors import UnavailableError
 from storage.objects.store import Store
 from tasks.metrics.log import read_rows
+from tasks.metrics.rows import Row
 from tasks.tracking.follow import feed, follow, followed
 from tasks.tracking.points import Point, TrackedRun, points
 from tests.support.metrics_run import commit_iteration, commit_run
@@ -79,6 +81,43 @@ def test_a_tracker_that_is_down_gets_the_points_later(
     following.join()
     assert lines(tmp_path) == [0, 1, 3, 5]
     assert down.with_name("closed").exists()
+
+
+def test_a_pass_that_fails_as_the_flow_ends_is_tried_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its points would be lost. The pass after the end is the last."""
+    reading, writing = os.pipe()
+    passes = list[int]()
+
+    def fail(*_: object) -> None:
+        passes.append(len(passes))
+        if len(passes) == 1:
+            os.close(writing)
+        raise ConnectionError("the tracker is down")
+
+    monkeypatch.setattr("tasks.tracking.follow.feed", fail)
+    with pytest.raises(ConnectionError):
+        follow(store, "r", OWN, tmp_path, reading)
+    assert passes == [0, 1]
+
+
+def test_a_store_that_does_not_answer_closes_the_tracker(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tracker is well and stores what it has."""
+    monkeypatch.setattr("tasks.tracking.follow.POLL_S", 0.0)
+    found = iter([read_rows(store, "r")])
+
+    def read(*_: object) -> list[Row]:
+        if rows := next(found, None):
+            return rows
+        raise UnavailableError("it does not answer")
+
+    monkeypatch.setattr("tasks.tracking.follow.read_rows", read)
+    with pytest.raises(UnavailableError):
+        feed(store, "r", OWN, tmp_path / "cache", os.pipe()[0])
+    assert (tmp_path / "cache/tracking/closed").exists()
 
 
 def test_the_newest_evaluations_wait_for_those_on_other_sets(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ from actions where has_alone(data_set, decoded_whole(data_set, ids), output)
 -- before:
 create or replace temp table leaking as
     with stating as (
-        select distinct problem_id, name, output, prompt, solutions,
-            unnest(stated_answers(output, solutions), recursive := true)
-        from stating_calls join (select row, prompt, solutions from trajectories) using (row)
+        select *, unnest(stated_answers(output, solutions), recursive := true) from (
+            select distinct problem_id, name, output, prompt, solutions
+            from stating_calls join (select row, prompt, solutions from trajectories) using (row)
+        )
     ), by_words as (
         select words, problem_id, bool_or(is_gold) as has_gold from stating group by words, problem_id
     ), usual as (

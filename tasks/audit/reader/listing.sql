@@ -43,7 +43,7 @@ union all
 select l.row from placed l join found c on c.id = l.version where c.unit = 'data set';
 
 -- The first cases of a trajectory in a data set: check and detail.
-create temp macro cases_of(name, version) as table
+create temp macro cases_of_trajectory(name, version) as table
 select check_name, detail from cases
 where unit in ('trajectory', 'turn', 'call') and id = name and data_set in ('', version) order by all limit 100;
 

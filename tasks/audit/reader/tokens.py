@@ -5,6 +5,7 @@ numbers are in the legend.
 """
 
 import math
+import sys
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,20 +130,23 @@ def _title(row: Trajectory, position: int) -> str:
 class Scale:
     """The colours of numbers: step n is for numbers from edge n - 1 up to edge n.
 
-    >>> LOGPROBS.step(-0.3), LOGPROBS.step(0.5), advantages_up_to(1.0).step(0.4), advantages_up_to(0.0).step(0.0)
-    ('p2', 'broken', 'a1', 'zero')
+    >>> LOGPROBS.step(-0.3), LOGPROBS.step(0.5), LOGPROBS.step(-math.inf), LOGPROBS.step(math.nan)
+    ('p2', 'broken', 'p6', 'broken')
+    >>> advantages_up_to(1.0).step(0.4), advantages_up_to(0.0).step(0.0), advantages_up_to(1.0).step(-math.inf)
+    ('a1', 'zero', 'broken')
     """
 
     steps: Sequence[str]  # CSS classes, of the lowest numbers first
     edges: Sequence[float]  # one less than the steps
     texts: Sequence[str]  # of the edges
-    most: float = math.inf  # a larger number is broken
+    least: float  # a smaller number is broken
+    most: float  # and so is a larger one
 
     def step(self, number: float | None) -> str:
         """Return the CSS class of a number; empty without one."""
         if number is None:
             return ""
-        return "broken" if math.isnan(number) or number > self.most else self.steps[bisect(self.edges, number)]
+        return self.steps[bisect(self.edges, number)] if self.least <= number <= self.most else "broken"
 
     def legend(self) -> list[tuple[str, str]]:
         """Return all steps, the lowest first: CSS class and range of values, such as ("p6", "below -4 (0.018)")."""
@@ -152,7 +156,11 @@ class Scale:
 
 _NATS = (-4.0, -2.0, -1.0, -0.5, -0.1, -0.01)
 LOGPROBS = Scale(
-    [f"p{n}" for n in range(6, -1, -1)], _NATS, [f"{edge:g} ({math.exp(edge):.2g})" for edge in _NATS], 0.0
+    steps=[f"p{n}" for n in range(6, -1, -1)],
+    edges=_NATS,
+    texts=[f"{edge:g} ({math.exp(edge):.2g})" for edge in _NATS],
+    least=-math.inf,
+    most=0.0,
 )
 """The colours of sampled tokens by their logprobs; the texts of the edges have the probabilities."""
 
@@ -160,7 +168,8 @@ LOGPROBS = Scale(
 def advantages_up_to(largest: float) -> Scale:
     """Return the scale with edges at 1/6, 1/2 and 5/6 of the largest advantage."""
     edges = [n * (largest or 1.0) / 6 for n in (-5, -3, -1, 1, 3, 5)]
-    return Scale(("n3", "n2", "n1", "zero", "a1", "a2", "a3"), edges, [f"{edge:.3g}" for edge in edges])
+    steps, finite = ("n3", "n2", "n1", "zero", "a1", "a2", "a3"), sys.float_info.max
+    return Scale(steps, edges, [f"{edge:.3g}" for edge in edges], -finite, finite)
 
 
 @dataclass(frozen=True, slots=True)

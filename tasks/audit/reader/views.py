@@ -104,7 +104,7 @@ class Views:
             trajectory=trajectory,
             conversation=conversation,
             turns=list(zip(conversation["turns"], trajectory.turns, strict=True)),
-            cases=self.library.database.all("from cases_of(?, ?)", name, conversation["data_set"]),
+            cases=self.library.database.all("from cases_of_trajectory(?, ?)", name, conversation["data_set"]),
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
         )
