@@ -24,6 +24,8 @@ from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.score.reading import Statement, final_statement, last_formula, last_numbers, last_words
 from tasks.score.verdict import Verdict
 from tasks.thoughts import after, opened_by, split, without_thoughts
+from tests.support.chat_formats import chat_of
+from tests.support.tool_calling import ADD
 
 LENGTH = 40_000
 LIMIT_S = 1.0
@@ -40,6 +42,11 @@ UNITS = [
     *("answer is ", "answer: 1 or ", "#### ", "\\boxed{1} ", "\\text{a} ", "\ud800", '"', ": ", ". ", "\\le ", "1\n"),
     *("$1$ ", "is ", "\n\n", "\x00", "\u200b", "A:\n", "\x1b[1m", "4111 ", "~~~ ", "\u0661"),
 ]
+
+
+def _answered(text: str) -> answers.ParsedAnswer:
+    chat = chat_of("qwen3")
+    return answers.AnswerReader(chat).read([], chat.encode(text.encode(errors="replace").decode()), [ADD])
 
 
 def _graded(gold: str, text: str) -> Verdict:
@@ -66,6 +73,7 @@ READERS: dict[str, Callable[[str], object]] = {
     **{read.__name__: read for read in (split, without_thoughts, opened_by)},
     "what follows an opened thought": partial(after, "<think>"),
     "calls of the template": answers._CALL.findall,
+    "an answer": _answered,
     "a judge's number": lambda text: [
         _own_number(f"{before}{text}\nScore: 8", 10) for before in ("", "Score: 1 out of ")
     ],

@@ -40,6 +40,18 @@ ADAPTER_FILES = (_ADAPTER, "adapter_model.safetensors")
 """The files of an adapter, as peft and vLLM read them."""
 
 
+def check_files(folder: Path) -> Path:
+    """Return a folder that a user names; raise DamagedError if it holds a pipe or a device, links followed.
+
+    Hidden files and folders, such as those of git, are read by nothing.
+    """
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not (hidden or path.is_file() or path.is_dir()) and path.exists():
+            raise DamagedError(f"{path} is a pipe, a socket or a device: reading it might never end; remove it")
+    return folder
+
+
 def check(folder: Path, names: Iterable[str] = ()) -> None:
     """Refuse a folder with a forbidden file, or with a forbidden value in a file.
 

@@ -22,6 +22,7 @@ from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint, manifest_of_model
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
+from storage.versions.model_files import check_files
 from tasks.agents.control import JOINT, TurnEnds, exact_text, quoted
 from tasks.agents.template import Message, Messages, Template, Tools
 from tasks.thoughts import PIECE, TAG, after, opened_by, split
@@ -200,11 +201,12 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     tokenizer without a class of its own needs a third of that.
 
     Raises:
-        Exception: a file is missing or cannot be parsed; the library raises no narrower error. See `refuse_empty`.
+        Exception: a file is missing or cannot be parsed; the library raises no narrower error. See `refuse_empty` and
+            `check_files`.
     """
     import transformers  # it imports its parts when they are used
 
-    stated = folder / "tokenizer_config.json"
+    stated = check_files(folder) / "tokenizer_config.json"
     plain = stated.exists() and json.loads(stated.read_bytes()).get("tokenizer_class") in _PLAIN
     kind: Any = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

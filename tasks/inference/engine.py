@@ -194,7 +194,7 @@ class Engine(Collector):
             async with self._client(replica) as client:
                 if not holds_base(before, policy):
                     # A first swap erases what the server holds, so that it shows whether a reload is complete.
-                    await client.swap(policy.model.absolute(), policy.base_number, erase=before is None)
+                    await client.swap(policy.model.resolve(), policy.base_number, erase=before is None)
                 if policy.adapter and (name := adapter_name(policy)):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()

@@ -17,6 +17,7 @@ from storage.objects.store import Store, sha256
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.fetch import WEIGHTS
+from storage.versions.model_files import check_files
 
 CONFIG = "config.json"
 POLICIES = Path(configs.__file__).parent / "policies"
@@ -36,15 +37,15 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
     chat templates. `knob` is the one that has the path.
 
     Raises:
-        ValueError: the folder holds no model, or the policy's is a part of a checkpoint, or no repository of the hub
-            can have that name.
+        ValueError: the folder holds no model, or a file that is none (`check_files`), or the policy's is a part of a
+            checkpoint, or no repository of the hub can have that name.
         UnavailableError: the hub cannot be reached.
     """
     folder, inside = Path(path).expanduser(), _INSIDE.match(path)
     if path in {f"{_TINY}{each.name}" for each in POLICIES.iterdir()}:
         folder = POLICIES / path.removeprefix(_TINY)
     if (folder / CONFIG).is_file() and not (inside and knob == "policy.path"):
-        return folder
+        return check_files(folder)
     if inside:
         raise ValueError(f"{path} lies inside of a checkpoint: give {inside[1]}, whose files are verified")
     root, version = layout.split_uri(path)
@@ -54,7 +55,7 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
         folder = _download(path, wanted, knob)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"there is no {folder / CONFIG}, which the folder of every transformers model has")
-    return folder
+    return check_files(folder)
 
 
 def _download(path: str, wanted: Sequence[str], knob: str) -> Path:

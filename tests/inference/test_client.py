@@ -172,7 +172,7 @@ def test_redirects_are_not_followed(question: str) -> None:
         where = f"http://user:{quote(KEY, safe='')}@{request.host}/elsewhere"
         return web.Response(status=307, headers={"Location": where})
 
-    with pytest.raises(InferenceError, match=r"127.0.0.1:\d+ redirects, which is not followed|answered 307") as refused:
+    with pytest.raises(InferenceError, match=r"127.0.0.1:\d+ redirects, which is not followed") as refused:
         ask(answer, ASKS[question])
     assert KEY not in str(refused.value)
     assert ask(answer, lambda client: client.health()) == 307

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import psutil
 
 from storage import interrupts
+from storage.errors import StorageError
+from storage.versions import manifests
 
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
@@ -79,9 +81,23 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
     os.environ |= environment
     from flows.math_mt_ppo import math_mt_ppo
 
+    _refuse_work_that_is_done()
     if point:
         send_at(point)
     interrupts.run(lambda: print(math_mt_ppo("smoke", overrides)))
+
+
+def _refuse_work_that_is_done() -> None:
+    """Make each stage fail the flow if its version is already committed."""
+
+    def begin(
+        call: Callable[..., None], draft: Any, store: Any, version: str, *arguments: Any, **keywords: Any
+    ) -> None:
+        if manifests.committed(store, version):
+            raise StorageError(f"{version} is being made again")
+        call(draft, store, version, *arguments, **keywords)
+
+    _wrap("storage.versions.drafts:Draft.__init__", begin)
 
 
 def send_at(point: Point) -> None:

@@ -1,6 +1,7 @@
 """An external policy that cannot be trained or played: the error names the fault, and nothing is committed."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,15 @@ def tokenizer_with(change: Callable[[Any], object]) -> Break:
     return rewrite
 
 
+def in_its_place(name: str, make: Break) -> Break:
+    def replace(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True)
+        make(folder / name)
+
+    return replace
+
+
 MORE = {f"token {number}": number for number in range(1000, 2000)}
 ONE_FOR_SEVEN = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
 BROKEN: dict[str, tuple[Break, str]] = {
@@ -97,6 +107,11 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "several modalities": (
         json_with("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
         r"config\.json: gemma3 is a model of several modalities.*give a model that reads text alone",
+    ),
+    "a pipe": (in_its_place("tokenizer.json", os.mkfifo), r"tokenizer\.json is a pipe, a socket or a device"),
+    "a device": (
+        in_its_place("additional_chat_templates/a.jinja", lambda path: path.symlink_to("/dev/zero")),
+        r"a\.jinja is a pipe, a socket or a device",
     ),
     "other digits": (
         tokenizer_with(lambda values: values.update(normalizer=ONE_FOR_SEVEN)),
@@ -284,5 +299,6 @@ def test_links_to_files_are_followed(folder: Path, tmp_path: Path) -> None:
     folder.rename(blobs)
     (snapshot / "merges.txt").symlink_to("../../blobs/nothing")
     (snapshot / ".git").mkdir()
+    os.mkfifo(snapshot / ".git" / "fsmonitor--daemon.ipc")
     assert identity_of(snapshot) == identity_of(blobs)
     assert import_policy(str(snapshot), tmp_path / "copy", tmp_path, Store(str(tmp_path))) is None

@@ -84,21 +84,31 @@ class Called(BaseModel):
 
 class CalledTool(BaseModel):
     id: Annotated[str, BeforeValidator(lambda given: str(given or ""))] = ""
-    type: Literal["function"] = "function"
+    type: Annotated[Literal["function"], BeforeValidator(lambda _: "function")] = "function"
     function: Called
 
 
 def _text(content: Any) -> Any:
     """Return the text of a content that may have parts."""
-    parts = content if isinstance(content, list) else []
-    if any(not isinstance(part, dict) or part.get("type") not in ("text", "refusal") for part in parts):
-        raise ValueError("images and other media are not supported")
-    return "".join(str(part.get(part["type"])) for part in parts) if parts else content or ""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts = [
+        part.get(part["type"]) if isinstance(part, dict) and part.get("type") in ("text", "refusal") else None
+        for part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("it is no text: images and other media are not supported")
+    return "".join(map(str, texts))
 
 
 def _refuse_old(call: Any) -> None:
     if call:
         raise ValueError("use tool_calls, which came in its place")
+
+
+TextOrNothing = Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)]
+"""A text; anything else counts as not given."""
 
 
 class Message(BaseModel):
@@ -108,9 +118,9 @@ class Message(BaseModel):
         Literal["system", "user", "assistant", "tool"], BeforeValidator(lambda role: _ROLES.get(str(role), role))
     ]
     content: Annotated[str, BeforeValidator(_text)] = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    name: TextOrNothing = None
+    tool_call_id: Annotated[str | None, BeforeValidator(lambda given: None if given is None else str(given))] = None
+    reasoning_content: TextOrNothing = None
     tool_calls: Annotated[list[CalledTool] | None, BeforeValidator(lambda calls: calls or None)] = None
     function_call: Annotated[None, BeforeValidator(_refuse_old)] = None
 

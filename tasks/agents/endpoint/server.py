@@ -1,5 +1,6 @@
 """The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,11 @@ from tasks.environments.interface import StepResult
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
+BODY_S = 60.0
+"""Most seconds that the body of a request may take."""
 IDLE_S = 30.0
 """Most seconds that a connection may take for the headers of a request, and wait for the next one."""
+
 Step = Callable[[str], Awaitable[StepResult]]
 """Steps the environment of an episode with an answer."""
 
@@ -107,9 +111,14 @@ class EndpointServer:
     ) -> web.StreamResponse:
         """Answer errors in OpenAI's form."""
         try:
+            self._served(request)
+            async with asyncio.timeout(BODY_S):
+                await request.read()  # which keeps it
             return await handler(request)
         except EndpointError as error:
             refusal = error
+        except TimeoutError:  # handlers raise none
+            refusal = EndpointError(408, "request_timeout", f"the body has not arrived within {BODY_S:g} s")
         except web.HTTPException as error:
             code = "request_too_large" if isinstance(error, web.HTTPRequestEntityTooLarge) else "unknown_url"
             refusal = EndpointError(error.status, code, f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}")

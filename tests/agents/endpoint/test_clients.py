@@ -74,12 +74,20 @@ def test_clients_that_an_agent_leaves_open_are_closed(
     assert not openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="another's").is_closed()
 
 
+NO_TEXTS: list[Any] = [
+    *([part] for part in ({"type": "text"}, {"type": "refusal", "refusal": None}, {"type": "text", "text": {"a": 1}})),
+    *([{"type": "image_url", "image_url": {"url": "data:,"}}], 5, False),
+]
+"""Contents that would show the policy a word of Python, or nothing."""
+
+
 def test_what_cannot_be_sent_is_a_bad_request(chat: Chat, verifier: Verifier) -> None:
     """The error is OpenAI's, not one of a library below, and names the parameter as OpenAI's API has it."""
     large = ADD | {"function": {"name": "a", "parameters": {"maximum": 10**20}}}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"messages": [{"role": "user", "content": "half a pair: \ud800"}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user", "content": "?"}]}, "messages"),
+        *(({"messages": [{"role": "user", "content": content}]}, "messages") for content in NO_TEXTS),
         ({"tools": [large]}, "messages"),
         ({"stop": ["a"] * 17}, "stop"),
     ]
@@ -149,6 +157,24 @@ def test_calls_have_one_form(qwen3: Chat) -> None:
         assert messages[2] == {"role": "tool", "content": "3", "tool_call_id": "call00001"}
         shown = qwen3.tokenizer.decode(qwen3.prompt(messages, [ADD]))
         assert (arguments, read) not in unread or json.dumps({"name": "add", "arguments": {"arguments": read}}) in shown
+
+
+def test_members_of_other_types_are_no_error() -> None:
+    """Ids may be numbers, on both sides; a call has one type; a name or thought that is no text is not there."""
+    calls = [{"id": number, "type": None, "function": {"name": "add", "arguments": "{}"}} for number in (7, 8)]
+    messages = [
+        {"role": "user", "content": "What is 1 + 2?", "name": 5},
+        {"role": "assistant", "tool_calls": calls, "reasoning_content": [{"text": "a"}]},
+        *({"role": "tool", "content": str(number), "tool_call_id": number} for number in (8, 7)),
+    ]
+    asked, called, *outputs = parse_request({"model": "policy", "messages": messages}).conversation
+    assert asked == {"role": "user", "content": "What is 1 + 2?"}
+    assert called.keys() == {"role", "content", "tool_calls"}
+    assert [(call["type"], call["id"]) for call in called["tool_calls"]] == [
+        ("function", "call00001"),
+        ("function", "call00002"),
+    ]
+    assert [output["tool_call_id"] for output in outputs] == ["call00002", "call00001"]
 
 
 def test_calls_that_no_policy_has_made_are_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tasks.agents.answers import open_reader
 from tasks.agents.chat import Chat
+from tasks.agents.endpoint import server
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.server import EndpointServer
@@ -74,6 +75,30 @@ def test_errors_are_in_openais_form(chat: Chat, verifier: Verifier) -> None:
     rows = asked(chat, verifier, ask, episodes=4)  # what is asked with a key is in this episode's record alone
     assert [(row.status, row.reason, len(row.turns)) for row in rows] == [("completed", "", 1)] * 4
     assert len(keys) == 4
+
+
+def test_requests_that_never_come_whole_end(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender of half a body is told so; headers that never come end the connection without a word."""
+    monkeypatch.setattr(server, "BODY_S", 0.1)
+    monkeypatch.setattr(server, "IDLE_S", 0.2)
+    headers = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\n"
+
+    async def answer_to(task: AgentTask, beginning: str) -> bytes:
+        host, port = task.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(beginning.encode())
+        line = await asyncio.wait_for(reader.readline(), 10)
+        writer.close()
+        return line
+
+    async def ask(task: AgentTask, _: Any) -> None:
+        key = f"Authorization: Bearer {task.api_key}\r\n"
+        assert b" 408 " in await answer_to(task, f"{headers}{key}Content-Length: 9\r\n\r\n{{")
+        assert await answer_to(task, headers) == b""
+        assert (await request(task))[0] == 200
+
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason) == ("completed", "")
 
 
 def test_a_response_format_may_be_ignored(chat: Chat, verifier: Verifier) -> None:
