@@ -3,7 +3,8 @@
 The leases of a run are a numbered log; the number of an entry is its fencing token. The holder of the newest entry
 writes signs of life to a separate object, and a release when it is done. A lease is free when its holder has released
 it, is seen to be dead (on the same machine), or gave no sign of life for `ttl_s` seconds, its own or the waiting
-writer's, whichever is longer, on the waiting writer's clock: no two clocks are compared. To take a lease over is to create the next number; one of several writers succeeds.
+writer's, whichever is longer, on the waiting writer's clock: no two clocks are compared. To take a lease over is to
+create the next number; one of several writers succeeds.
 
 The token goes into every manifest. A holder that lost its lease finds the next number before its next commit and stops.
 S3 cannot make a create depend on another object. So a holder that pauses between this check and its commit may still

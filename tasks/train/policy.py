@@ -55,7 +55,8 @@ def load_policy(folder: Path, train: Train, mesh: Mesh = ALONE, adapter: Path | 
     if others := stored_buffers | expected - stored.names:
         raise ValueError(
             f"{folder} has no weights {min(others)} ({len(others)} in all): models whose files name other weights than "
-            f"the model itself, except the experts of {', '.join(KNOWN)}, or hold more than weights are trained in one process"
+            f"the model itself, except the experts of {', '.join(KNOWN)}, or hold more than weights are trained in one "
+            "process"
         )
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)

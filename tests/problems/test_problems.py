@@ -20,6 +20,7 @@ from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.generated import split_of
 from tasks.problems.problem_set import Where
 from tasks.problems.rows import MAPPINGS, PRESETS
+from tasks.problems.sources import UseOfSolutions
 from tasks.score.scorers import use_of_solutions
 
 FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}

@@ -12,8 +12,8 @@ from storage.logs import catalog
 from storage.logs.leases import Lease, own_identity
 from storage.logs.log import Log, check_entry
 from storage.maintenance import gc as garbage
-from storage.maintenance.gc import Rules
 from storage.maintenance import verify
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import check_logs, repair
 from storage.objects.store import Store
 from storage.versions import aliases
