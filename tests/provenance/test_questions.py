@@ -258,7 +258,7 @@ def test_what_counts_for_the_curriculum_is_whole(family: Place, tmp_path: Path) 
     counts, newest = results(family.store, tmp_path, leave_out="", most=64)
     assert (counts[two], counts[other]) == ((3, 2), (2, 1))
     assert newest == [A[3], layout.checkpoint("b", 1)]
-    for version in (layout.trajectories("a", 0), layout.scores("a", 0, "5c0e")):
+    for version in (layout.scores("a", 0, "5c0e"), layout.trajectories("a", 0)):
         damage(family.store, version)
         with pytest.raises(DamagedError, match=f"{version} cannot be read"):
             results(family.store, tmp_path, leave_out="", most=64)

@@ -76,7 +76,8 @@ class Place:
                 scores_of = [replace(score, verdict="timeout", reason=each.timeout) for score in scores_of]
             scored += scores_of
         policy = layout.checkpoint(run, iteration)
-        commit_rows(self.store, data_set, "trajectories", rows, [policy, problem_set], config={})
+        parents = [policy, problem_set] if manifests.committed(self.store, policy) else [problem_set]  # an import
+        commit_rows(self.store, data_set, "trajectories", rows, parents, config={})
         commit_rows(self.store, scores, "scores", scored, [data_set], config={})
         return data_set, scores
 
