@@ -99,13 +99,12 @@ def test_a_place_that_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyP
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        for root, endpoint, why in (
-            (f"s3://{bucket}-wrong/root", None, "there is no bucket"),
-            ("s3://bucket/root", nobody, "Could not connect to the endpoint URL"),
+        for endpoint, why in (
+            (os.environ["AWS_ENDPOINT_URL"], "there is no bucket"),
+            (nobody, "Could not connect to the endpoint URL"),
         ):
-            if endpoint:
-                monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
             begin = time.monotonic()
             with pytest.raises(StorageError, match=f"^write: .*{why}.* So nothing can be committed"):
-                list(examine(Store(root, request_timeout_s=1, patience_s=2)))
+                list(examine(Store(f"s3://{bucket}-wrong/root", request_timeout_s=1, patience_s=2)))
             assert time.monotonic() - begin < 100  # a run waits 600 s

@@ -29,7 +29,6 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import RECENT_S, fetch_all, trim_to_limit
 from tests.support.chain_helpers import key
-from tests.support.train_helpers import make_trajectory
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
 
@@ -135,20 +134,6 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
         list(datasets.rows(store, draft.version, tmp_path))
 
 
-def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
-    """DuckDB reads tokens and turns from the Parquet files, which also hold their schema version."""
-    duckdb = pytest.importorskip("duckdb")
-    trajectory = make_trajectory("a", [[7, 8], [9]])
-    with Draft(store, layout.trajectories("r", 0), "trajectories") as draft:
-        datasets.write_rows(draft, TRAJECTORY_SCHEMA, [trajectory], 10)
-        manifest = draft.commit(PROVENANCE, [])
-    _, paths = datasets.shards(store, manifest.version, tmp_path)
-    rows = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
-    assert rows == [("a", 2, 3)]
-    assert pq.read_schema(paths[0]).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
-    assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
-
-
 def commit_checkpoint(store: Store, folder: Path, canary: Canary, cache: Path | None = None) -> str:
     """Commit policy version 7 of a run; its model folder has placeholder weights and no tokenizer."""
     model, state = folder / "model", folder / "state"
@@ -238,6 +223,7 @@ def test_schema_types_are_stable() -> None:
         "finish_reason: string, feedback: string, latency_s: float, seed: int64>>"
     )
     assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
+    assert TRAJECTORY_SCHEMA.metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
 
 
