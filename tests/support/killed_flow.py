@@ -58,19 +58,12 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
     return process
 
 
-def no_process_left(mark: str) -> None:
+def no_process_left(mark: str, within_s: float = 200) -> None:
     """Wait until no process has this value of MARK in its environment."""
-    deadline = time.monotonic() + 200
-    while left := [process for process in psutil.process_iter() if mark_of(process) == mark]:
+    deadline = time.monotonic() + within_s
+    while left := [each for each in psutil.process_iter(["environ"]) if (each.info["environ"] or {}).get(MARK) == mark]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-
-
-def mark_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(MARK)
-    except psutil.Error:
-        return None
 
 
 def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
