@@ -56,6 +56,14 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         assert list(Path(made).iterdir()) == []
 
 
+def wait_empty(folder: Path) -> None:
+    """Wait until the reaper, which needs some seconds after the end of a process, has removed its folders."""
+    deadline = time.monotonic() + 10
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def family(command: int) -> list[psutil.Process]:
     """Wait until the command has started its child; return both."""
     process = psutil.Process(command)
@@ -91,10 +99,7 @@ def test_everything_ends_with_a_killed_owner(place: Path) -> None:
         owner.kill()
     wait_gone(processes, within_s=10)
     (place / "log").unlink()
-    deadline = time.monotonic() + 10
-    while list(place.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_empty(place)
 
 
 POOL = """
