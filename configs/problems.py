@@ -255,11 +255,8 @@ class Problems(Knobs):
     @property
     def evaluated(self) -> "list[NamedSource]":
         """The parts of the held-out problems: those of members, then the run's."""
-        own = [
-            part._replace(source=each.held_out)
-            for part, each in zip(self.trained, self.members, strict=False)
-            if each.held_out
-        ]
+        both = zip(self.trained, self.members, strict=False)
+        own = [part._replace(source=each.held_out) for part, each in both if each.held_out]
         return [*own, *([NamedSource(self.held_out)] if self.held_out else [])]
 
     @model_validator(mode="after")

@@ -10,8 +10,6 @@ from flows.launch.cli import main
 from flows.run import configuration, progress, resources
 from flows.run.workspace import open_run
 from storage import layout
-from tasks.inference.location import model_fingerprints
-from tasks.score.scoring import scorer_fingerprint
 from tasks.train.orders import Part
 
 
@@ -25,8 +23,7 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
         iteration: its number, from 0.
     """
     with open_run(configuration.resolve(config, overrides)) as workspace, resources.open_trainer(workspace) as trainer:
-        name, knobs = workspace.name, workspace.config
-        scores = layout.scores(name, iteration, scorer_fingerprint(knobs.score, model_fingerprints(knobs)))
+        name, scores = workspace.name, layout.scores(workspace.name, iteration, workspace.scorer)
         policy, parts = layout.checkpoint(name, iteration), [Part(layout.trajectories(name, iteration), scores)]
         version = flows.stages.train.train(workspace, trainer, iteration, policy, parts)
         progress.log_last(workspace, version)

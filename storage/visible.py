@@ -80,11 +80,8 @@ def without_secrets(text: str) -> str:
     for name, value in os.environ.items():
         is_secret = name != "PWD" and (SECRET.search(name) or _OTHER_SECRETS.search(name))
         parts = [value, *_PARTS.findall(value)] if is_secret else _PASSWORDS.findall(value)
-        found += [
-            (part, name)
-            for part in parts
-            if len(part) >= _SHORTEST and not (os.path.isabs(part) and os.path.exists(part))
-        ]
+        long = (part for part in parts if len(part) >= _SHORTEST)
+        found += [(part, name) for part in long if not (os.path.isabs(part) and os.path.exists(part))]
     for part, name in sorted(found, key=lambda each: len(each[0]), reverse=True):
         text = text.replace(part, f"⟨{name}⟩")
     return text

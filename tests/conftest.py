@@ -264,20 +264,18 @@ def _need_s3() -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Endpoint]:
-    """Yield the S3 server that all tests share: the one that S3_TEST_ENDPOINT names, otherwise one of our own."""
-    if endpoint := os.environ.get("S3_TEST_ENDPOINT"):
-        yield s3.Endpoint(endpoint, is_ours=False)
-    elif endpoint := os.environ.get(_SHARED_S3):
-        yield s3.Endpoint(endpoint, is_ours=True)
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the URL of the S3 server that all tests share: what S3_TEST_ENDPOINT says, otherwise one of our own."""
+    if endpoint := os.environ.get("S3_TEST_ENDPOINT") or os.environ.get(_SHARED_S3):
+        yield endpoint
     else:
         _need_s3()
         with s3.Rgw(tmp_path_factory.mktemp("s3") / "server") as server:
-            yield s3.Endpoint(server.endpoint, is_ours=True)
+            yield server.endpoint
 
 
 @pytest.fixture
-def bucket(s3_server: s3.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a new bucket, and set the ordinary AWS variables for its server. It is not deleted."""
     return s3.make_bucket(s3_server, monkeypatch)
 

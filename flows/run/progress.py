@@ -21,11 +21,9 @@ from storage.telemetry.metrics import ITERATION
 from storage.versions import aliases, manifests
 from tasks.evaluate import learning_curve, outcomes
 from tasks.evaluate import summary as tables
-from tasks.inference.location import model_fingerprints
 from tasks.metrics.log import read_iteration, read_rows
 from tasks.metrics.rows import by_iteration
 from tasks.metrics.show import iteration_line, paid_for_something_else, seconds_left
-from tasks.score.scoring import scorer_fingerprint
 
 _RECENT = 20
 """Newest iterations from which the time left and an alarm are computed."""
@@ -82,8 +80,7 @@ def log_last(workspace: Workspace, *versions: str) -> None:
 def report(workspace: Workspace, held_out: version_names.ProblemsVersion) -> str:
     """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
     config, store = workspace.config, workspace.store
-    scorer = scorer_fingerprint(config.score, model_fingerprints(config))
-    numbers = learning_curve.summary(store, config, scorer, held_out, workspace.cache)
+    numbers = learning_curve.summary(store, config, workspace.scorer, held_out, workspace.cache)
     folder = f"runs/{workspace.name}/report"
     with TemporaryFolder() as scratch:
         curve = scratch / "learning_curve.png"

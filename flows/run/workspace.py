@@ -29,11 +29,12 @@ from storage.records import Problem
 from storage.telemetry.metrics import publish
 from storage.versions import checkpoints, datasets, fetch, manifests
 from storage.versions.drafts import Draft, Provenance, shards, stage
-from tasks.inference.location import identities
+from tasks.inference.location import identities, model_fingerprints
 from tasks.metrics.log import begin_log, catch_up, record
 from tasks.metrics.rows import STAGES
 from tasks.problems.exclusions import check_exclusions
 from tasks.registry import own_code
+from tasks.score.scoring import scorer_fingerprint
 from tasks.tracking.follow import followed
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Workspace:
     @property
     def name(self) -> str:
         return self.config.run.name
+
+    @property
+    def scorer(self) -> str:
+        """The fingerprint of what scores the run's answers, which is in the names of scores."""
+        return scorer_fingerprint(self.config.score, model_fingerprints(self.config))
 
     def provenance(self) -> Provenance:
         """Return the configuration, the user's code, the flow run and the lease, for a manifest."""

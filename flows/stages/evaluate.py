@@ -16,9 +16,8 @@ from storage.versions import datasets, drafts, manifests
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.evaluate.summary import estimated
-from tasks.inference import api, location
+from tasks.inference import api
 from tasks.rollout.plan import RolloutPlan
-from tasks.score.scoring import scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.play import Workers
@@ -59,8 +58,8 @@ def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, pr
     The name of the scores begins with the name of the evaluation, which holds the trajectories. Neither is fenced by a
     lease: any flow may evaluate any policy, and the first commit wins.
     """
-    version, config = protocol.evaluation(policy), workspace.config
-    scores = layout.evaluation_scores(version, scorer_fingerprint(config.score, location.model_fingerprints(config)))
+    version = protocol.evaluation(policy)
+    scores = layout.evaluation_scores(version, workspace.scorer)
     if not manifests.committed(workspace.store, scores):
         _play(workspace, workers, policy, protocol)
     with workspace.stage(scores) as draft:

@@ -15,8 +15,7 @@ from storage import layout
 from storage.version_names import AnnotationsVersion, ScoresVersion, TrajectoriesVersion, Version
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
-from tasks.inference.location import model_fingerprints
-from tasks.score.scoring import metrics_of, scorer_fingerprint
+from tasks.score.scoring import metrics_of
 
 if TYPE_CHECKING:
     from tasks.rollout.play import Workers
@@ -84,13 +83,12 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
 
     Models beside the policy are asked first, a teacher, too, which is not asked for scores of another scorer.
     """
-    settings = workspace.config
-    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score, model_fingerprints(settings)))
+    version = layout.scores(workspace.name, iteration, workspace.scorer)
     if not workspace.by_other_scorer:
         annotate(workspace, trajectories, ["teacher"])
     with workspace.stage(version) as draft:
         if draft:
-            metrics, parents = grade(workspace, workers, draft, trajectories, settings)
+            metrics, parents = grade(workspace, workers, draft, trajectories, workspace.config)
             draft.commit(workspace.provenance(), parents, metrics)
     if workspace.by_other_scorer:
         text = "scored by another scorer or program than the run's own, so the run does not train on it: %s"

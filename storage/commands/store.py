@@ -281,10 +281,8 @@ def _add_cp(parser: argparse.ArgumentParser) -> None:
 def run_cp(store: Store, arguments: argparse.Namespace) -> Output:
     """Copy a run."""
     copied = copying.copy_run(store, Store(arguments.target), arguments.run, print_progress)
-    versions, many = (
-        [manifest.version for manifest in copied],
-        sum(in_parallel(partial(manifests.bytes_left, store), copied)),
-    )
+    versions = [manifest.version for manifest in copied]
+    many = sum(in_parallel(partial(manifests.bytes_left, store), copied))
     summary = f"{counted(len(versions), 'version')} copied to {arguments.target} and read back, {size(many)}"
     return Output({"versions": versions, "bytes": many}, [f"{summary}; what was there already stays"])
 

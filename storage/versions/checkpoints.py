@@ -67,19 +67,15 @@ def commit(
     provenance: drafts.Provenance,
     parents: Sequence[str],
     metrics: dict[str, Any],
-    cache: Path | None = None,
     adapter: Path | None = None,
 ) -> Manifest:
-    """Commit the folders as the checkpoint `version`; with `cache`, move the files into it afterwards."""
+    """Commit the folders as the checkpoint `version`."""
     with drafts.Draft(store, version, "checkpoint") as draft:
         for folder, name in ((model, "model"), (adapter, "adapter"), (state, "state")):
             if folder:
                 draft.add_folder(folder, name)
         add_canary(draft, canary)
-        manifest = draft.commit(provenance, parents, metrics)
-        if cache:
-            draft.hand_over(cache)
-        return manifest
+        return draft.commit(provenance, parents, metrics)
 
 
 def add_canary(draft: drafts.Draft, canary: Canary) -> None:

@@ -10,7 +10,7 @@ from tests.support.ray_cluster import RayCluster
 
 
 @pytest.fixture(scope="session")
-def cluster(s3_server: s3.Endpoint) -> Iterator[tuple[RayCluster, str]]:
+def cluster(s3_server: str) -> Iterator[tuple[RayCluster, str]]:
     """Yield a cluster of three nodes, and the name of a bucket for which they have credentials."""
     with pytest.MonkeyPatch.context() as environment:
         bucket = s3.make_bucket(s3_server, environment)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def s3_bucket(tmp_path_factory: pytest.TempPathFactory, s3_server: s3.Endpoint) -> Iterator[str]:
+def s3_bucket(tmp_path_factory: pytest.TempPathFactory, s3_server: str) -> Iterator[str]:
     """Start Ray once for all tests of this file, with credentials of a bucket, and yield the bucket's name."""
     run = TrainingRun(tmp_path_factory.mktemp("ray"), 0)
     with pytest.MonkeyPatch.context() as environment:

@@ -149,11 +149,9 @@ def test_a_run_of_a_newer_program_is_refused(plain: list[str]) -> None:
 def test_a_record_of_a_newer_program_says_so(plain: list[str]) -> None:
     """A manifest with an unknown field or kind asks for an upgrade, and is not reported as damaged."""
     store = start(*plain).store
-    rewrite(store, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
-    with pytest.raises(StorageError, match="manifest.json has signed_by='ada', which this code does not know: upgrade"):
-        manifests.read(store, layout.run("smoke"))
     rewrite(store, layout.run("smoke"), lambda values: values.update(kind="dream", signed_by="ada"))
-    with pytest.raises(StorageError, match="has kind='dream', signed_by='ada', which .* upgrade"):
+    unknown = "manifest.json has kind='dream', signed_by='ada', which this code does not know: upgrade"
+    with pytest.raises(StorageError, match=unknown):
         manifests.read(store, layout.run("smoke"))
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 
@@ -171,14 +172,12 @@ def test_a_full_disk_behind_the_output_is_an_error_without_a_traceback(
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     (tmp_path / "some").touch()
     command = [sys.executable, "-m", "storage", "--root", str(tmp_path), "alias"]
+    run = partial(subprocess.run, command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
-        )
+        done = run(stdout=full)
     assert done.returncode == 1
     assert re.fullmatch(rf"(error: .*{os.strerror(errno.ENOSPC)}\n)+", done.stderr), done.stderr
     reading, writing = os.pipe()
     os.close(reading)  # as after `… | head`
-    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert not run(stdout=writing).stderr
     os.close(writing)
-    assert not done.stderr

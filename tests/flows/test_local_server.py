@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -30,13 +29,18 @@ pytestmark = pytest.mark.slow
 LOCAL_SERVER = ("-m", "flows.launch.local_server")
 
 
+PROMPT = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
+"""By default a worker claims a run 10 s before its time, and with it the deployment's slot. On a short schedule the run
+before still works then, so the new run would be cancelled although the slot is free at its time."""
+
+
 def begin(project: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start a Python command in the project without the tests' own Prefect settings."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=project,
-        env=environment | {"PYTHONUNBUFFERED": "1", "PREFECT_WORKER_QUERY_SECONDS": "1"},
+        env=environment | {"PYTHONUNBUFFERED": "1", "PWD": str(project)} | PROMPT,  # prefect.yaml reads PWD
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -51,10 +55,8 @@ def ended(command: "subprocess.Popen[str]", status: int = 0) -> str:
     return printed
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Path:
-    """Return a copy of the project, whose processes and files are there."""
-    project = tmp_path_factory.mktemp("project")
+def copy_project(project: Path, prefect_database: Path) -> Path:
+    """Copy the project into a folder, so that its processes and files are there."""
     for name in ("flows", "tasks", "storage", "configs"):
         shutil.copytree(ROOT / name, project / name)  # compiled modules, too
     for name in ("prefect.yaml", "pyproject.toml"):
@@ -65,10 +67,27 @@ def project(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) ->
 
 
 @pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Path:
+    return copy_project(tmp_path_factory.mktemp("project"), prefect_database)
+
+
+def up(project: Path) -> str:
+    return ended(begin(project, *LOCAL_SERVER, "up", "--port", str(free_port())))
+
+
+def lose_power(project: Path) -> None:
+    """Kill the process behind server and worker, and wait for the end of all its descendants."""
+    background = psutil.Process(int((project / "var/prefect/background.pid").read_text()))
+    family = background.children(recursive=True)
+    background.kill()
+    wait_gone(family)
+
+
+@pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[Path]:
     """Yield the project with the server and worker of `make up`; end them with the command of `make down`."""
     try:
-        printed = ended(begin(project, *LOCAL_SERVER, "up", "--port", str(free_port())))
+        printed = up(project)
         assert "Prefect runs on" in printed
         assert "paused" in printed
         yield project
@@ -140,8 +159,5 @@ def test_a_cancelled_run_is_cancelled_and_a_kill_leaves_nothing(
     deadline = time.monotonic() + 120
     while "Cancelled" not in prefect(served, "flow-run", "inspect", run):
         assert time.monotonic() < deadline
-    background = psutil.Process(int((served / "var/prefect/background.pid").read_text()))
-    family = background.children(recursive=True)
-    background.send_signal(signal.SIGKILL)
-    wait_gone(family)
-    assert "Prefect runs on" in ended(begin(served, *LOCAL_SERVER, "up", "--port", str(free_port())))
+    lose_power(served)
+    assert "Prefect runs on" in up(served)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,10 @@ def expressions() -> list[str]:
     return [*shown, *(rule["expr"] for rule in rules)]
 
 
-def names(text: str | None = None) -> set[str]:
-    """Return the names of samples that this process has, or that a page of metrics has."""
-    families = REGISTRY.collect() if text is None else text_string_to_metric_families(text)
-    plain = set[str]()
-    for family in families:
-        ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "summary": ["_sum", "_count"]}
-        plain |= {family.name + end for end in ends.get(family.type, [""])}
-    return plain
+def names() -> set[str]:
+    """Return the names of samples that this process has."""
+    ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "summary": ["_sum", "_count"]}
+    return {family.name + end for family in REGISTRY.collect() for end in ends.get(family.type, [""])}
 
 
 def test_dashboard_and_alerts_name_metrics_that_exist(engine: Engine) -> None:
@@ -52,9 +49,8 @@ def test_dashboard_and_alerts_name_metrics_that_exist(engine: Engine) -> None:
     used = {name for expression in expressions() for name in _METRIC.findall(expression)}
     assert used - existing == set()
     own = {name for name in existing if name.startswith("math_mt_ppo_")}
-    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in own - used} <= {
-        name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in used
-    }, "every subject has a panel"
+    subjects, shown = ({re.sub("(_bucket|_sum|_count)$", "", name) for name in some} for some in (own, used))
+    assert subjects <= shown, "every subject has a panel"
 
 
 def test_two_servers_share_a_metric_and_a_dead_one_is_left_out(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,22 +78,22 @@ def promtool() -> str:
 
 def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
     """Prometheus' own test of rules: what fires after which series, and what does not."""
-    series = [
+    series = {
         # Episodes finish for 10 minutes, then none for 20; a worker plays all the time.
-        ('math_mt_ppo_episodes_total{run="a",instance="i",kind="trajectories",status="completed"}', "0+8x10 80x20"),
-        ('math_mt_ppo_episodes_in_flight{run="a",instance="i"}', "0x30"),
-        ('math_mt_ppo_episodes_in_flight{run="a",instance="i",worker="w"}', "4x30"),
+        'math_mt_ppo_episodes_total{run="a",instance="i",kind="trajectories",status="completed"}': "0+8x10 80x20",
+        'math_mt_ppo_episodes_in_flight{run="a",instance="i"}': "0x30",
+        'math_mt_ppo_episodes_in_flight{run="a",instance="i",worker="w"}': "4x30",
         # This run trains for 30 minutes: no episode runs.
-        ('math_mt_ppo_episodes_total{run="b",instance="i",kind="trajectories",status="completed"}', "80x30"),
-        ('math_mt_ppo_episodes_in_flight{run="b",instance="i"}', "0x30"),
+        'math_mt_ppo_episodes_total{run="b",instance="i",kind="trajectories",status="completed"}': "80x30",
+        'math_mt_ppo_episodes_in_flight{run="b",instance="i"}': "0x30",
         # One of 8 episodes fails by the set-up's fault; of another run half, by the policy's.
-        ('math_mt_ppo_faults_total{run="a",instance="i",kind="trajectories",fault="set-up"}', "0+1x10 10x20"),
-        ('math_mt_ppo_episodes_total{run="c",instance="i",kind="trajectories",status="completed"}', "0+8x30"),
-        ('math_mt_ppo_faults_total{run="c",instance="i",kind="trajectories",fault="policy"}', "0+4x30"),
+        'math_mt_ppo_faults_total{run="a",instance="i",kind="trajectories",fault="set-up"}': "0+1x10 10x20",
+        'math_mt_ppo_episodes_total{run="c",instance="i",kind="trajectories",status="completed"}': "0+8x30",
+        'math_mt_ppo_faults_total{run="c",instance="i",kind="trajectories",fault="policy"}': "0+4x30",
         # Two leases; one is renewed every minute.
-        ('math_mt_ppo_lease_renewed_timestamp_seconds{run="a",instance="i",lease="a"}', "0+60x30"),
-        ('math_mt_ppo_lease_renewed_timestamp_seconds{run="b",instance="i",lease="b"}', "0+60x5 300x25"),
-    ]
+        'math_mt_ppo_lease_renewed_timestamp_seconds{run="a",instance="i",lease="a"}': "0+60x30",
+        'math_mt_ppo_lease_renewed_timestamp_seconds{run="b",instance="i",lease="b"}': "0+60x5 300x25",
+    }
 
     def at(minute: int, alert: str, *runs: tuple[str, dict[str, str]]) -> dict[str, Any]:
         expected = [{"exp_labels": {"run": run, "instance": "i", **labels}} for run, labels in runs]
@@ -105,7 +101,7 @@ def test_alerts_fire_when_they_should(promtool: str, tmp_path: Path) -> None:
 
     critical, warning = {"severity": "critical"}, {"severity": "warning"}
     test = {
-        "input_series": [{"series": name, "values": values} for name, values in series],
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "interval": "1m",
         "alert_rule_test": [
             at(9, "NoEpisodes"),
@@ -156,12 +152,9 @@ def test_a_run_shows_its_numbers_and_spans(tmp_path: Path) -> None:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
         try:
             while process.poll() is None:
-                try:
-                    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                        read = answer.read().decode()
-                        page = read if "vllm:" in read else page  # the last one with a server
-                except OSError:
-                    pass
+                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    read = answer.read().decode()
+                    page = read if "vllm:" in read else page  # the last one with a server
                 time.sleep(0.5)
             assert process.returncode == 0, (folder / "log").read_text()[-2000:]
         finally:

@@ -41,10 +41,6 @@ def as_nobody(code: str, *arguments: str, become: str = BECOME_NOBODY) -> Any:
     return json.loads(done.stdout)
 
 
-def family(pid: int | None) -> list[psutil.Process]:
-    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-
-
 def listening(processes: list[psutil.Process]) -> list[int]:
     """Return the TCP ports on which the processes listen, and check that all are on loopback."""
     addresses = [
@@ -97,7 +93,7 @@ def test_another_user_cannot_reach_vllm(engine: Engine, policies: list[Checkpoin
     folder = Path(server.url.removeprefix("unix://")).parent
     sockets = [path.name for path in folder.iterdir() if path.is_socket()]
     assert len(sockets) > 1
-    ports = listening(family(server.pid))
+    ports = listening([psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)])
     knock = KNOCK.replace("SOCKETS", repr(sockets))
     found = as_nobody(knock, str(folder), *map(str, ports))
     assert set(found["sockets"]) == {"PermissionError"}

@@ -25,9 +25,6 @@ def test_the_plan_names_ranks_servers_and_gpus() -> None:
     ):
         assert part in printed
     assert "http://10.0.0.5:8003" in plan(load("gsm8k-7b", ["inference.urls=['http://10.0.0.5:8003']"]))
-
-
-def test_the_plan_divides_no_heads() -> None:
     with pytest.raises(ValueError, match="inference.tensor_parallel=8 does not divide the model's 28 attention heads"):
         plan(load("gsm8k-7b", ["inference.tensor_parallel=8"]))
 

@@ -16,15 +16,16 @@ from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.errors import StorageError, UnavailableError
 from storage.objects.s3 import S3Backend
-from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Provenance
 from storage.versions.fetch import fetch
 from storage.versions.model_files import INDEX
 from tasks.audit.decoding import open_decoder
 from tasks.warm_start.importing import import_policy
+from tests.support.chain_helpers import commit_text, rewrite
 from tests.support.paths import ROOT
 
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -51,12 +52,15 @@ def test_nothing_unpickles() -> None:
                 assert (given["trust_remote_code"], given["local_files_only"]) == ("False", "True")
 
 
-def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+@pytest.fixture
+def folder(policy_folder: Path, tmp_path: Path) -> Path:
+    """Return a folder with a policy, to be changed."""
+    return Path(shutil.copytree(policy_folder, tmp_path / "model"))
+
+
+def test_pickled_weights_are_refused(folder: Path, tmp_path: Path, store: Store) -> None:
     """A folder with only pytorch_model.bin is refused, nothing in it runs, and the error names the remedy."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((policy_folder / name).read_bytes())
+    (folder / "model.safetensors").unlink()
     ran = tmp_path / "ran"
     (folder / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {ran}'\ntR.".encode())
     with pytest.raises(ValueError, match=r"holds no usable policy.*model\.safetensors"):
@@ -64,10 +68,6 @@ def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store:
     assert not ran.exists()
 
 
-CODE = """
-from pathlib import Path
-Path({ran!r}).write_text("")
-"""
 UNSAFE: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"experts_implementation": "deepgemm"}, "config.json says experts_implementation='deepgemm'"),
     ("config.json", {"attn_implementation": "flash_attention_2"}, "remove the key, or give one of eager, sdpa"),
@@ -80,13 +80,17 @@ UNSAFE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+def commit(store: Store, folder: Path) -> PolicyVersion:
+    version = layout.checkpoint("r", 0)
+    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
+    return version
+
+
 @pytest.mark.parametrize(("name", "fields", "says"), UNSAFE, ids=[next(iter(case[1])) for case in UNSAFE])
 def test_files_that_would_fetch_or_run_something_are_refused(
-    name: str, fields: dict[str, Any], says: str, policy_folder: Path, tmp_path: Path, store: Store
+    name: str, fields: dict[str, Any], says: str, folder: Path, tmp_path: Path, store: Store
 ) -> None:
     """They are refused on import. In a committed checkpoint they are refused before anything gets the folder."""
-    folder = tmp_path / "model"
-    shutil.copytree(policy_folder, folder)
     path = folder / name
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))
     (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -95,35 +99,28 @@ def test_files_that_would_fetch_or_run_something_are_refused(
     assert "holds no usable policy" in str(error.value)
     assert not (tmp_path / "out").exists()
     (folder / "other.safetensors").unlink()
-    version = layout.checkpoint("r", 0)
-    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
-    with pytest.raises(StorageError, match=says):
-        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
-    with pytest.raises(StorageError, match=says):
-        open_decoder(store, version, tmp_path / "cache")
+    version = commit(store, folder)
+    for reader in (checkpoints.open_checkpoint, open_decoder):
+        with pytest.raises(StorageError, match=says):
+            reader(store, version, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("name", ["modeling.py", "consolidated.safetensors"])
 def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
-    name: str, policy_folder: Path, tmp_path: Path, store: Store
+    name: str, folder: Path, tmp_path: Path, store: Store
 ) -> None:
     """Pickles, code, and weights that servers prefer are refused even if the manifest names them."""
-    folder = tmp_path / "model"
-    shutil.copytree(policy_folder, folder)
     (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
-    version = layout.checkpoint("r", 0)
-    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
     with pytest.raises(StorageError, match=f"holds {name}"):
-        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+        checkpoints.open_checkpoint(store, commit(store, folder), tmp_path / "cache")
 
 
-def test_code_next_to_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+def test_code_next_to_weights_is_neither_run_nor_kept(folder: Path, tmp_path: Path, store: Store) -> None:
     """There is no question on the terminal either. Models that transformers knows may still name their old code."""
-    folder, ran = tmp_path / "model", tmp_path / "ran"
-    shutil.copytree(policy_folder, folder)
+    ran = tmp_path / "ran"
     for name in ("modeling.py", "tokenization.py", "custom_generate/generate.py"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(CODE.format(ran=str(ran)))
+        (folder / name).write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\n")
     maps = {
         "config.json": {"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"},
         "tokenizer_config.json": {"AutoTokenizer": ["tokenization.T", "tokenization.T"]},
@@ -163,14 +160,8 @@ VALUES = ["../../outside", "/etc/passwd", "a/../../b", "a\nb"]
 )
 def test_manifests_cannot_name_other_objects(store: Store, tmp_path: Path, field: str, value: str) -> None:
     """A foreign manifest with a valid seal cannot make the code read or write outside of root, cache and version."""
-    version = "runs/r/scores/000000/a"
-    with Draft(store, version, "scores") as draft:
-        draft.add(Path(__file__), "data")
-        draft.commit(Provenance(config={}), [])
-    key = f"{version}/manifest.json"
-    values = unseal(store.read(key), key)
-    values["files"][0][field] = value
-    store.write(key, seal(values))
+    version = commit_text(store, layout.scores("r", 0, "5c0e"))
+    rewrite(store, version, lambda values: values["files"][0].update({field: value}))
     with pytest.raises(StorageError, match="manifest.json (is not a manifest|names objects of other versions)"):
         fetch(store, manifests.read(store, version), "data", tmp_path / "cache")
 
@@ -197,13 +188,17 @@ def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
     with pytest.raises(ConfigError, match="credentials in a URI") as error:
         load("smoke", ["policy={path: x}", override.format(uri)])
     assert "topsecret" not in str(error.value)
-    harmless = (
-        "https://host/x.jsonl?max_tokens=512&tokenizer=q&monkey=1",
-        "data/train-?[0-9].jsonl",
-        "sftp://reader@host/x",
-    )
-    for other in (*harmless, "https://[::1]/x"):
-        load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{other}'}}"])
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://host/x.jsonl?max_tokens=512&tokenizer=q&monkey=1", "data/train-?[0-9].jsonl", "sftp://reader@host/x",
+        "https://[::1]/x",
+    ],
+)  # fmt: skip
+def test_other_uris_are_accepted(uri: str) -> None:
+    load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{uri}'}}"])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from flows.launch.prefect_server import ignore_proxies_on_loopback
+from tests.storage.test_processes import wait_empty
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
 
@@ -55,10 +56,7 @@ def scratch() -> Iterator[Path]:
     """Yield a TMPDIR that must be empty at the end. Its path is short, because socket paths must be."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         yield Path(folder)
-        deadline = time.monotonic() + 10
-        while list(Path(folder).iterdir()):  # the reaper needs some seconds after the end of the process
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_empty(Path(folder))
 
 
 @pytest.fixture

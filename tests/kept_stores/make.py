@@ -25,6 +25,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from pkgutil import resolve_name
 
 from tests.support.killed_flow import Point, send_at
 from tests.support.teach import DIGITS, Lesson, WarmStart, make_policy
@@ -84,9 +85,8 @@ def make(root: Path, folder: Path) -> None:
 
     incoming = folder / "incoming"
     incoming.mkdir()
-    source = (
-        f"problems.train={{kind: jsonl, path: '{incoming}/*.jsonl', fields: {{prompt: prompt, solutions: answer}}}}"
-    )
+    fields = "fields: {prompt: prompt, solutions: answer}"
+    source = f"problems.train={{kind: jsonl, path: '{incoming}/*.jsonl', {fields}}}"
     night = [*place, "run.name=nightly", "run.iterations=1", "evaluation.every=1000", first, source, EASY]
     _arrive(incoming / "a.jsonl", range(8))
     _run("flows.retrain:retrain", night)
@@ -112,15 +112,12 @@ def _run(flow: str, overrides: list[str], point: Point | None = None) -> None:
 
 
 def _flow(flow: str, overrides: list[str], point: Point | None) -> None:
-    import importlib
-
     from flows.launch.temporary_server import temporary_server
 
     if point:
         send_at(point)
-    module, _, name = flow.partition(":")
     with temporary_server():
-        getattr(importlib.import_module(module), name)("smoke", overrides)
+        resolve_name(flow)("smoke", overrides)
 
 
 if __name__ == "__main__":

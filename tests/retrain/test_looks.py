@@ -8,10 +8,10 @@ from configs.policy import LoRA, Policy
 from storage.logs.nights import Ending, Record
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
-from tasks.retrain.gate import GateEvidence, decide, level_of
+from tasks.retrain.gate import decide, level_of
 from tasks.retrain.planning import continued, looks, night_config
 from tests.experiments.nights import World, simulate
-from tests.retrain.test_gate import CLIMBING, evidence, right
+from tests.retrain.test_gate import evidence, right
 from tests.storage.test_nights import END, NIGHT
 
 EACH_NIGHT = Gate(max_by_luck=None)
@@ -57,20 +57,19 @@ def test_later_looks_ask_for_more() -> None:
     """A gain from 100 to 114 of 200 without a loss passes at once, and one of 8 only at an early look; both say so."""
     certain, doubtful = evidence(right(100), right(114)), evidence(right(100), right(108))
     assert [decide(found, Gate()).promote for found in (certain, doubtful)] == [True, True]
-    late = decide(GateEvidence(doubtful.comparisons, 0.0, 0.1, CLIMBING, look=5), Gate())
+    fifth = evidence(right(100), right(108), look=5)
+    late = decide(fifth, Gate())
     assert (late.promote, late.look, round(late.level, 4)) == (False, 5, 0.0054)
     assert late.checks[0].says.endswith("above +0.000, p = 0.0078, at most 0.0054 (look 5 since a promotion)")
-    old = decide(GateEvidence(doubtful.comparisons, 0.0, 0.1, CLIMBING, look=5), EACH_NIGHT)
+    old = decide(fifth, EACH_NIGHT)
     assert old.promote
     assert old.checks[0].says.endswith("above +0.000, p = 0.0078")
 
 
 def test_a_loss_that_is_allowed_has_the_confidence_of_the_look() -> None:
     """With a negative `least_gain` no gain is asked for: the interval alone decides, wider at each look."""
-    same = evidence(right(100), right(100))
-    gate = Gate(least_gain=-0.025)
-    assert decide(same, gate).checks[0].passed is True
-    assert decide(GateEvidence(same.comparisons, 0.0, 0.1, CLIMBING, look=5), gate).checks[0].passed is False
+    equal = [evidence(right(100), right(100), look=look) for look in (1, 5)]
+    assert [decide(same, Gate(least_gain=-0.025)).checks[0].passed for same in equal] == [True, False]
 
 
 def ended(outcome: Ending, **changes: None) -> Record:

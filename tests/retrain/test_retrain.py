@@ -30,6 +30,7 @@ from tasks.evaluate.protocol import greedy
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.report import timeline
 from tests.conftest import MadeOnce
+from tests.support.chain_helpers import nonces
 
 LAX = "margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1"
 PROMOTE = [f"retrain.gate={{least_gain: -1, {LAX}}}"]
@@ -215,7 +216,7 @@ def test_a_night_that_breaks_is_continued(quick: Place, tmp_path: Path) -> None:
     before: dict[str, str] = {}
     for step in STEPS:
         quick.broken_night(step)
-        found = {str(path): json.loads(path.read_text())["nonce"] for path in tmp_path.rglob("manifest.json")}
+        found = nonces(tmp_path)
         assert before.items() <= found.items()
         before = found
         quick.arrive("b", range(8, 12))  # too late for this night

@@ -2,17 +2,15 @@
 
 import pytest
 
+from storage import layout
 from storage.errors import AliasMovedError, StorageError
 from storage.objects.store import Store
 from storage.versions import aliases
-from storage.versions.drafts import Draft, Provenance
+from tests.support.chain_helpers import commit_text
 
 
 def commit(store: Store, number: int) -> str:
-    version = f"runs/r/scores/{number:06d}/a"
-    with Draft(store, version, "scores") as draft:
-        draft.commit(Provenance(config={}), [])
-    return version
+    return commit_text(store, layout.checkpoint("r", number))
 
 
 def test_a_move_names_the_move_it_replaces(any_store: Store) -> None:
@@ -55,7 +53,7 @@ def test_latest_never_goes_back(store: Store) -> None:
 def test_uncommitted_versions_and_invalid_names_are_refused(store: Store) -> None:
     """An alias points only at a committed version, and its name must be valid: it cannot climb out of the root."""
     with pytest.raises(StorageError, match="never committed"):
-        aliases.move(store, "champion", "runs/r/scores/000009/a", None)
+        aliases.move(store, "champion", layout.checkpoint("r", 9), None)
     for name in ("../champion", "", "a//b", "/a", "a b", "runs/r/run", "a/00000000.json"):
         with pytest.raises(StorageError, match="alias name"):
             aliases.move(store, name, commit(store, 1), None)

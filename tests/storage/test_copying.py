@@ -156,23 +156,25 @@ def test_an_object_that_arrives_damaged_is_not_committed(
     assert verify(target, [SECOND]).findings == []
 
 
+def _take(_: Store, target: Store) -> None:
+    commit_rows(target, HELD_OUT, "problems", [], [])
+
+
 def _go_on(source: Store, target: Store) -> None:
     copy_run(source, target, RUN)
     commit_rows(target, layout.trajectories(RUN, 1), "trajectories", ROWS, [SECOND])
 
 
+def _damage(source: Store, _: Store) -> None:
+    source.write(layout.manifest(BEGAN_WITH[1]), b"{")
+
+
 @pytest.mark.parametrize(
     ("before", "message"),
     [
-        (
-            lambda _, target: commit_rows(target, HELD_OUT, "problems", [], []),
-            f"target has {HELD_OUT}, from which .* into a new root",
-        ),
+        (_take, f"target has {HELD_OUT}, from which .* into a new root"),
         (_go_on, f"target has {layout.trajectories(RUN, 1)}, from which .* went on"),
-        (
-            lambda source, _: source.write(layout.manifest(BEGAN_WITH[1]), b"{"),
-            f"cannot be copied whole: {BEGAN_WITH[1]}",
-        ),
+        (_damage, f"cannot be copied whole: {BEGAN_WITH[1]}"),
         (lambda _, target: Lease(target, RUN, label="a flow run")._acquire(), "is being written by a flow run"),
     ],
 )

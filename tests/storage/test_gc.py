@@ -29,11 +29,8 @@ EVALUATION = layout.evaluation(layout.checkpoint("r", 0), "held-out", "greedy-1f
 
 def with_data(store: Store, versions: Sequence[str]) -> list[int]:
     """Return the indices of the versions whose data are all there."""
-    return [
-        number
-        for number, version in enumerate(versions)
-        if all(store.exists(file.path) for file in read(store, version).files)
-    ]
+    files = [read(store, version).files for version in versions]
+    return [number for number, of in enumerate(files) if all(store.exists(file.path) for file in of)]
 
 
 def test_the_last_and_every_mth_stay(store: Store, tmp_path: Path) -> None:
@@ -122,8 +119,9 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
 def test_leftovers_go_when_old(store: Store) -> None:
     """Old objects of attempts that were not committed and old temporary files are deleted.
 
-    Committed data, shards in a journal and files that are not the pipeline's stay, and for a week what is written
-    without the lease of a run, whatever the rules say: nothing else shows that its writer lives.
+    Committed data, shards in a journal and files that are not the pipeline's stay, also in a folder that somebody has
+    put beside the versions, and for a week what is written without the lease of a run, whatever the rules say: nothing
+    else shows that its writer lives.
     """
     versions = commit_run(store, "r", 2)
     with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:
@@ -135,8 +133,10 @@ def test_leftovers_go_when_old(store: Store) -> None:
         unleased.add(Path(__file__), "part-00000.parquet")
     dead = "leases/problems/1f0c/0123456789ab/00000000.json"  # of an attempt of an earlier program
     temporary = "runs/r/run/.manifest.json.0123abcd.tmp"
-    for own in (dead, temporary, "runs/r/notes.txt"):
-        store.write(own, b"{}")
+    nested = "runs/r/checkpoints/000003/0123456789ab/model/0123456789ac/x"
+    theirs = ["runs/r/notes.txt", "runs/r/checkpoints/3/0123456789ab/x", "runs/r/scores/000003/notes/0123456789ab/x"]
+    for key in (dead, temporary, nested, *theirs, "problems/mine/0123456789ab/x"):
+        store.write(key, b"{}")
 
     def collected(age_s: float) -> set[str]:
         before = {item.path for item in store.walk()}
@@ -147,24 +147,9 @@ def test_leftovers_go_when_old(store: Store) -> None:
         assert before - {item.path for item in store.walk()} == found
         return found
 
-    assert collected(86400) == {loser.files[0].path, temporary}
+    assert collected(86400) == {loser.files[0].path, temporary, nested}
     assert collected(garbage.UNLEASED_S + 60) == {unleased.files[0].path, dead}
     assert verify(store, versions).findings == []
-
-
-@pytest.mark.parametrize(
-    ("key", "data"),
-    [
-        ("runs/r/checkpoints/000003/0123456789ab/model/0123456789ac/x", ("runs/r/checkpoints/000003", "0123456789ab")),
-        ("runs/r/checkpoints/3/0123456789ab/x", None),
-        ("runs/r/scores/000003/notes/0123456789ab/x", None),
-        ("problems/mine/0123456789ab/x", None),
-        ("runs/r/checkpoints/000003/manifest.json", None),
-    ],
-)
-def test_only_keys_as_versions_have_them_are_data(key: str, data: tuple[str, str] | None) -> None:
-    """gc deletes by them, so a folder that somebody else has put beside the versions is none."""
-    assert layout.data_of(key) == data
 
 
 def test_what_other_runs_name_stays(store: Store) -> None:

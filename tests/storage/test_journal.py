@@ -14,7 +14,6 @@ from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.versions import datasets
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft, JournaledDraft, Provenance, Shard
-from storage.versions.manifests import File
 from tests.support.train_helpers import make_trajectory
 
 VERSION = "runs/r/trajectories/000000"
@@ -29,13 +28,6 @@ def write(draft: JournaledDraft, numbers: range) -> None:
     with ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard=3) as writer:
         for number in numbers:
             writer.write_group(group(number), {"problem_id": number})
-
-
-def spoil(store: Store, file: File) -> bytes:
-    """Change the last byte of an object; return what was stored."""
-    content = store.read(file.path)
-    store.write(file.path, content[:-1] + b"x")
-    return content
 
 
 def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> None:
@@ -54,14 +46,14 @@ def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> Non
         before = Log(any_store, layout.journal(VERSION)).length()
         killed.accept_shards(shards)  # and is never committed
         assert Log(any_store, layout.journal(VERSION)).length() == before + 1
-    ids = [row.trajectory_id for number in range(7) for row in group(number)]
+    rows = [row for number in range(7) for row in group(number)]
     with JournaledDraft(any_store, VERSION, "trajectories") as draft:
         assert [note["problem_id"] for note in draft.notes] == [0, 1, 2, 3, 4, 5]
-        assert [row.trajectory_id for row in datasets.adopted(draft)] == ids[:-2]
+        assert [row.trajectory_id for row in datasets.adopted(draft)] == [row.trajectory_id for row in rows[:-2]]
         write(draft, range(6, 7))
         names = [file.name for file in draft.commit(Provenance(config={}), []).files]
     assert len(names) == len(set(names)) == 5
-    assert [row.trajectory_id for row in datasets.trajectories(any_store, VERSION, tmp_path)] == ids
+    assert list(datasets.trajectories(any_store, VERSION, tmp_path)) == rows
     assert verify(any_store, [VERSION], deep=True).findings == []
 
 
@@ -81,7 +73,8 @@ def test_a_shard_that_is_gone_or_damaged_is_made_again(store: Store) -> None:
     with JournaledDraft(store, VERSION, "trajectories") as killed:
         write(killed, range(6))
     store.delete(killed.files[0].path)
-    spoil(store, killed.files[1])
+    damaged = killed.files[1].path
+    store.write(damaged, store.read(damaged)[:-1] + b"x")
     with JournaledDraft(store, VERSION, "trajectories") as draft:
         assert [note["problem_id"] for note in draft.notes] == [4, 5]
         write(draft, range(4))

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -22,8 +23,10 @@ from storage.processes import peers
 from storage.processes.child import Child
 from storage.processes.folder import TemporaryFolder
 from storage.processes.limits import allow_open_files
+from tests.support.killed_flow import MARK, no_process_left
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
+from tests.test_layers import modules
 
 LEAVES_ITS_GROUP = """
 import subprocess, sys, time
@@ -51,6 +54,14 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         folders._remove_abandoned.cache_clear()
         yield Path(made)
         assert list(Path(made).iterdir()) == []
+
+
+def wait_empty(folder: Path) -> None:
+    """Wait until the reaper, which needs some seconds after the end of a process, has removed its folders."""
+    deadline = time.monotonic() + 10
+    while list(folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def family(command: int) -> list[psutil.Process]:
@@ -88,10 +99,7 @@ def test_everything_ends_with_a_killed_owner(place: Path) -> None:
         owner.kill()
     wait_gone(processes, within_s=10)
     (place / "log").unlink()
-    deadline = time.monotonic() + 10
-    while list(place.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_empty(place)
 
 
 POOL = """
@@ -109,17 +117,14 @@ time.sleep(600)
 @pytest.mark.slow
 def test_a_pools_processes_end_with_an_owner_that_is_killed_at_any_moment(place: Path) -> None:
     """Also before they have imported what they begin with: then nothing in them could end them."""
-    environment = {**os.environ, "TEST_POOL": str(place)}
+    environment = {**os.environ, MARK: str(place)}
     for number in range(12):
         with subprocess.Popen([sys.executable, "-c", POOL], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as owner:
             assert owner.stdout
             owner.stdout.readline()
             time.sleep(0.02 * number)
             owner.kill()
-    deadline = time.monotonic() + 10
-    while [each for each in psutil.process_iter(["environ"]) if str(place) in (each.info["environ"] or {}).values()]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    no_process_left(str(place), within_s=10)
 
 
 LOST = """
@@ -139,16 +144,10 @@ def test_a_process_that_a_pool_has_lost_delays_no_end() -> None:
 
 def test_every_pool_is_made_with_that_context() -> None:
     """The context of `for_pools` is what makes its processes end with a killed owner."""
-    others = [
-        f"{path}: {line.strip()}"
-        for folder in ("configs", "storage", "tasks", "flows")
-        for path in (ROOT / folder).rglob("*.py")
-        for line in path.read_text().splitlines()
-        if re.search(r"get_context\(|set_start_method|multiprocessing\.(Pool|Process)\b|ProcessPool(Executor)?\(", line)
-        and "for_pools()" not in line
-        and path.name != "child.py"
-    ]
-    assert others == []
+    made = re.compile(r"get_context\(|set_start_method|multiprocessing\.(Pool|Process)\b|ProcessPool(Executor)?\(")
+    sources = {path: path.read_text().splitlines() for path in modules() if path.name != "child.py"}
+    lines = [(path, line) for path, all_of_it in sources.items() for line in all_of_it if made.search(line)]
+    assert [each for each in lines if "for_pools()" not in each[1]] == []
 
 
 def test_a_command_that_ended_can_be_started_again(place: Path) -> None:
@@ -258,20 +257,13 @@ def test_torchs_folder_is_nobody_elses(home: str, place: Path, tmp_path: Path, m
         made.remove()
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked"),
-    [
-        ((1024, 4096), [(4096, 4096)]),
-        ((64, resource.RLIM_INFINITY), [(2**20, resource.RLIM_INFINITY)]),
-    ],
-)
-def test_open_files(limits: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hard", "most"), [(4096, 4096), (resource.RLIM_INFINITY, 2**20)])
+def test_open_files(hard: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The soft limit is raised to the hard one, for the connections of episodes and of their agents."""
-    changed: list[tuple[int, int]] = []
-    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
-    monkeypatch.setattr("resource.setrlimit", lambda _, limit: changed.append(limit))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (64, hard))
+    monkeypatch.setattr("resource.setrlimit", limit := Mock())
     allow_open_files()
-    assert changed == asked
+    limit.assert_called_once_with(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def test_whose_connections_are_closed_is_told_once(

@@ -27,9 +27,7 @@ from storage.records import (
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import RECENT_S, fetch_all, trim_to_limit
-from tests.support.chain_helpers import key
-from tests.support.train_helpers import make_trajectory
+from storage.versions.fetch import RECENT_S, fetch_all, fetch_file, trim_to_limit
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
 
@@ -135,28 +133,14 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
         list(datasets.rows(store, draft.version, tmp_path))
 
 
-def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
-    """DuckDB reads tokens and turns from the Parquet files, which also hold their schema version."""
-    duckdb = pytest.importorskip("duckdb")
-    trajectory = make_trajectory("a", [[7, 8], [9]])
-    with Draft(store, layout.trajectories("r", 0), "trajectories") as draft:
-        datasets.write_rows(draft, TRAJECTORY_SCHEMA, [trajectory], 10)
-        manifest = draft.commit(PROVENANCE, [])
-    _, paths = datasets.shards(store, manifest.version, tmp_path)
-    rows = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
-    assert rows == [("a", 2, 3)]
-    assert pq.read_schema(paths[0]).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
-    assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
-
-
-def commit_checkpoint(store: Store, folder: Path, canary: Canary, cache: Path | None = None) -> str:
+def commit_checkpoint(store: Store, folder: Path) -> str:
     """Commit policy version 7 of a run; its model folder has placeholder weights and no tokenizer."""
     model, state = folder / "model", folder / "state"
     for place, name in ((model, "config.json"), (model, "model.safetensors"), (state, "optimizer.safetensors")):
         place.mkdir(exist_ok=True)
         (place / name).write_text("{}" if name.endswith(".json") else name)
     version = layout.checkpoint("r", 7)
-    checkpoints.commit(store, version, model, state, canary, PROVENANCE, [], {}, cache)
+    checkpoints.commit(store, version, model, state, Canary([1, 2], [-0.5]), PROVENANCE, [], {})
     return version
 
 
@@ -167,7 +151,7 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
 ) -> None:
     """Libraries load templates and weights by the folder, so an added file or link could change what is served."""
     store = kind(f"{tmp_path}/store")
-    version, cache = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5])), tmp_path / "cache"
+    version, cache = commit_checkpoint(store, tmp_path), tmp_path / "cache"
     stray = checkpoints.open_checkpoint(store, version, cache, state=True).model.parent / name
     stray.parent.mkdir(exist_ok=True)
     for make in (Path.touch, lambda path: path.symlink_to(tmp_path / "model")):
@@ -181,20 +165,21 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
 
 
 def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a remote root, a commit moves the weights into the cache, where the next rollout finds them.
+    """With a remote root, the trainer moves the weights into the cache, where the next rollout finds them.
 
     Nothing is listed: listing a large bucket is slow, and some users may not list.
     """
     monkeypatch.setattr(Store, "walk", lambda *_: pytest.fail("the store was listed"))
     store, cache = Remote(f"{tmp_path}/store"), tmp_path / "cache"
-    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]), cache)
-    weights = key(store, version, "model/model.safetensors")
-    store.delete(weights)
-    opened = checkpoints.open_checkpoint(store, version, cache)
-    assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
-    (cache / weights).write_text("MODEL.safetensors")  # damaged in the cache, so it is fetched again
+    with Draft(store, layout.checkpoint("r", 7), "checkpoint") as draft:
+        (draft.scratch / "weights").write_text("weights")
+        weights = draft.add(draft.scratch / "weights", "model/model.safetensors")
+        draft.hand_over(cache)
+    store.delete(weights.path)
+    assert fetch_file(store, weights, cache).read_text() == "weights"
+    (cache / weights.path).write_text("WEIGHTS")  # damaged in the cache, so it is fetched again
     with pytest.raises(StorageError, match="is missing"):
-        checkpoints.open_checkpoint(store, version, cache)
+        fetch_file(store, weights, cache)
 
 
 def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path) -> None:
@@ -238,6 +223,7 @@ def test_schema_types_are_stable() -> None:
         "finish_reason: string, feedback: string, latency_s: float, seed: int64>>"
     )
     assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
+    assert TRAJECTORY_SCHEMA.metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
 
 

@@ -6,6 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from tests.support.chain_helpers import (
 )
 from tests.support.train_helpers import tiny_model
 
-Damage = Callable[[Store], object]
+PICKLE = "model/pytorch_model.bin"
 
 
 @pytest.fixture(scope="module")
@@ -131,54 +132,38 @@ def flipped(data: bytes, bit: int) -> bytes:
     return data[: bit // 8] + bytes([byte]) + data[bit // 8 + 1 :]
 
 
-def misstate_file(version: str, name: str, /, **claims: Any) -> Damage:
-    """Make the manifest state other values for a file."""
-    return lambda store: rewrite(store, version, lambda values: chains.file_of(values, name).update(claims))
-
-
-def table(version: str, change: Callable[[pa.Table], pa.Table]) -> Damage:
-    return lambda store: rewrite_shard(store, version, change)
-
-
-def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) -> Damage:
-    """Change the values in a column of the first shard."""
-
-    def changed(rows: pa.Table) -> pa.Table:
-        index, field = rows.column_names.index(name), rows.schema.field(name)
-        return rows.set_column(index, field, pa.array(change(rows[name].to_pylist()), field.type))
-
-    return table(version, changed)
-
-
-def tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
-    return lambda store: rewrite_tensors(store, change)
-
-
 def replace_trajectories(store: Store) -> None:
     """Commit other trajectories under the same name, after the scores were made from the first ones."""
     store.delete(layout.manifest(TRAJECTORIES))
     chains.commit_rows(store, TRAJECTORIES, "trajectories", chains.ROWS, [FIRST, PROBLEMS])
 
 
-def manifest_key(version: str) -> Callable[[Store], str]:
-    return lambda store: layout.manifest(version)
+@dataclass(frozen=True)
+class Case:
+    """A damage, and what the finding says of an object: the file `name` of a version, or its manifest."""
 
+    damage: Callable[[Store], object]
+    version: str
+    problem: str
+    name: str | None = None
 
-def data_key(version: str, name: str = SHARD) -> Callable[[Store], str]:
-    return lambda store: key(store, version, name)
-
-
-Case = tuple[Damage, Callable[[Store], str], str]
-"""A damage, the key of the object that the finding names, and a part of the finding."""
+    def key(self, store: Store) -> str:
+        manifest = layout.manifest(self.version)
+        return f"{self.version}/{manifests.read(store, self.version).nonce}/{self.name}" if self.name else manifest
 
 
 def misstated(version: str, problem: str, /, **claims: Any) -> Case:
     """Make the manifest state other values for the version."""
-    return (
-        lambda store: rewrite(store, version, lambda values: values.update(claims)),
-        manifest_key(version),
-        problem,
-    )
+    return Case(lambda store: rewrite(store, version, lambda values: values.update(claims)), version, problem)
+
+
+def misstated_file(version: str, file: str, claims: dict[str, Any], problem: str, name: str | None = None) -> Case:
+    """Make the manifest state other values for a file."""
+
+    def damage(store: Store) -> None:
+        rewrite(store, version, lambda values: chains.file_of(values, file).update(claims))
+
+    return Case(damage, version, problem, name)
 
 
 def replaced(version: str, name: str, content: bytes | Callable[[bytes], bytes], problem: str) -> Case:
@@ -186,34 +171,43 @@ def replaced(version: str, name: str, content: bytes | Callable[[bytes], bytes],
         old = store.read(key(store, version, name))
         replace_file(store, version, name, content if isinstance(content, bytes) else content(old))
 
-    return damage, data_key(version, name), problem
+    return Case(damage, version, problem, name)
 
 
 def rewritten(version: str, change: Callable[[pa.Table], pa.Table], problem: str) -> Case:
-    return table(version, change), data_key(version), problem
+    return Case(lambda store: rewrite_shard(store, version, change), version, problem, SHARD)
 
 
+def in_column(column: str, change: Callable[[list[Any]], list[Any]], problem: str, shard: str = SHARD) -> Case:
+    """Change the values in a column of the first shard of the trajectories; `shard` is where that is found."""
+
+    def changed(rows: pa.Table) -> pa.Table:
+        index, field = rows.column_names.index(column), rows.schema.field(column)
+        return rows.set_column(index, field, pa.array(change(rows[column].to_pylist()), field.type))
+
+    return replace(rewritten(TRAJECTORIES, changed, problem), name=shard)
+
+
+def in_norm(change: Callable[[Any], object], problem: str, name: str) -> Case:
+    """Change a tensor of the weights."""
+    return Case(lambda store: rewrite_tensors(store, lambda named: change(named[NORM])), SECOND, problem, name)
+
+
+NORM = "model.norm.weight"
+OF_ANOTHER_ROW = "trajectory_id of a row are those of another row (rows 0)"
 DAMAGES: dict[str, Case] = {
-    "rows": (misstate_file(TRAJECTORIES, SHARD, rows=7), data_key(TRAJECTORIES), "has 2 rows, its manifest says 7"),
+    "rows": misstated_file(TRAJECTORIES, SHARD, {"rows": 7}, "has 2 rows, its manifest says 7", SHARD),
     "kind": misstated(TRAJECTORIES, "but these are elsewhere", kind="evaluation"),
     "place": misstated(SCORES, "moved by hand", version="runs/other/scores/000000/5c0e"),
     "an attempt that climbs": misstated(SECOND, "climbs out of the root", nonce="../../.."),
-    "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
-    "a parent lost": (lambda store: store.delete(layout.manifest(RUN)), manifest_key(RUN), "was never committed"),
+    "a parent swapped": Case(replace_trajectories, TRAJECTORIES, f"is not what {SECOND} was made from"),
+    "a parent lost": Case(lambda store: store.delete(layout.manifest(RUN)), RUN, "was never committed"),
     "future manifest": misstated(SCORES, f"has format {MANIFEST_VERSION + 1}", manifest_version=MANIFEST_VERSION + 1),
     "future schema": rewritten(
         SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"}), "schema_version 99"
     ),
-    "pickle": (
-        misstate_file(SECOND, "state/optimizer.safetensors", name="model/pytorch_model.bin"),
-        manifest_key(SECOND),
-        "names model/pytorch_model.bin, a pickle",
-    ),
-    "no canary": (
-        misstate_file(SECOND, "canary.json", name="canary.txt"),
-        manifest_key(SECOND),
-        "names no canary.json",
-    ),
+    "pickle": misstated_file(SECOND, "state/optimizer.safetensors", {"name": PICKLE}, f"names {PICKLE}, a pickle"),
+    "no canary": misstated_file(SECOND, "canary.json", {"name": "canary.txt"}, "names no canary.json"),
     "canary": replaced(SECOND, "canary.json", b"{}", "is not a canary"),
     "safetensors too long": replaced(SECOND, WEIGHTS, lambda old: old + b"0", "not fully covered"),
     "a kernel of somebody's": replaced(
@@ -236,36 +230,16 @@ DAMAGES: dict[str, Case] = {
 
 DEEP: dict[str, Case] = {
     "page": replaced(SCORES, SHARD, lambda old: flipped(old, 8 * 30), "cannot be read"),
-    "lengths": (
-        column(TRAJECTORIES, "logprobs", lambda rows: [rows[0][:-1], *rows[1:]]),
-        data_key(TRAJECTORIES),
-        "differ in length (rows 0)",
-    ),
-    "spans": (
-        column(TRAJECTORIES, "turns", lambda rows: [[turn | {"end": 99} for turn in turns] for turns in rows]),
-        data_key(TRAJECTORIES),
+    "lengths": in_column("logprobs", lambda rows: [rows[0][:-1], *rows[1:]], "differ in length (rows 0)"),
+    "spans": in_column(
+        "turns",
+        lambda rows: [[turn | {"end": 99} for turn in turns] for turns in rows],
         "turns lie outside of their row's tokens (rows 0, 1)",
     ),
-    "ids in two shards": (
-        column(TRAJECTORIES, "trajectory_id", lambda _: ["t1", "t2"]),
-        data_key(TRAJECTORIES, "part-00001.parquet"),
-        "trajectory_id of a row are those of another row (rows 0)",
-    ),
-    "NaN": (
-        tensors(lambda named: named["model.norm.weight"].fill(np.nan)),
-        data_key(SECOND, WEIGHTS),
-        "tensor model.norm.weight is not finite",
-    ),
-    "other weights": (
-        tensors(lambda named: named["model.norm.weight"].fill(2)),
-        lambda store: model_folder(store),
-        "its logprobs of the canary differ by",
-    ),
+    "ids in two shards": in_column("trajectory_id", lambda _: ["t1", "t2"], OF_ANOTHER_ROW, "part-00001.parquet"),
+    "NaN": in_norm(lambda norm: norm.fill(np.nan), f"tensor {NORM} is not finite", WEIGHTS),
+    "other weights": in_norm(lambda norm: norm.fill(2), "its logprobs of the canary differ by", "model"),
 }
-
-
-def model_folder(store: Store) -> str:
-    return key(store, SECOND, "model/config.json").removesuffix("/config.json")
 
 
 @pytest.mark.parametrize("name", [*DAMAGES, *DEEP])
@@ -274,19 +248,20 @@ def test_damage_that_no_hash_shows_is_found(chain: Store, name: str) -> None:
 
     With `deep` these are also rows that contradict each other, and weights that do not match the canary.
     """
-    damage, where, problem = (DAMAGES | DEEP)[name]
-    damage(chain)
+    case = (DAMAGES | DEEP)[name]
+    case.damage(chain)
     report = verify(chain, [SECOND])
     if name in DEEP:
-        assert not has(report, where(chain), "")
+        assert not has(report, case.key(chain), "")
         report = verify(chain, [SECOND], deep=True)
-    assert has(report, where(chain), problem), report.findings
+    assert has(report, case.key(chain), case.problem), report.findings
 
 
 def test_the_run_sets_the_tolerance_of_the_canary(chain: Store) -> None:
     """Weights that were in half precision may differ more from their canary, if the run's configuration allows it."""
-    tensors(lambda named: named["model.norm.weight"].__imul__(1.01))(chain)
-    assert has(verify(chain, [SECOND], deep=True), model_folder(chain), "more than 0.0001")
+    case = in_norm(lambda norm: norm.__imul__(1.01), "more than 0.0001", "model")
+    case.damage(chain)
+    assert has(verify(chain, [SECOND], deep=True), case.key(chain), case.problem)
     rewrite(chain, SECOND, lambda values: values["config"].update(inference={"canary_tolerance": 10.0}))
     assert verify(chain, [SECOND], deep=True).findings == []
 

@@ -3,9 +3,10 @@
 Processes come from a fork server that has already imported Prefect and torch, so that fifty of them are affordable.
 """
 
-import importlib
+import itertools
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import psutil
@@ -58,19 +60,12 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
     return process
 
 
-def no_process_left(mark: str) -> None:
+def no_process_left(mark: str, within_s: float = 200) -> None:
     """Wait until no process has this value of MARK in its environment."""
-    deadline = time.monotonic() + 200
-    while left := [process for process in psutil.process_iter() if mark_of(process) == mark]:
+    deadline = time.monotonic() + within_s
+    while left := [each for each in psutil.process_iter(["environ"]) if (each.info["environ"] or {}).get(MARK) == mark]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-
-
-def mark_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(MARK)
-    except psutil.Error:
-        return None
 
 
 def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
@@ -102,15 +97,14 @@ def _refuse_work_that_is_done() -> None:
 
 def send_at(point: Point) -> None:
     """Make this process send itself the signal when it reaches `point`."""
-    calls = 0
+    calls = itertools.count(1)
 
     def count(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == point.nth and point.when == "before":
+        is_there = next(calls) == point.nth
+        if is_there and point.when == "before":
             os.kill(os.getpid(), point.number)
         result = call(*arguments, **keywords)
-        if calls == point.nth and point.when == "after":
+        if is_there and point.when == "after":
             os.kill(os.getpid(), point.number)
         return result
 
@@ -119,10 +113,6 @@ def send_at(point: Point) -> None:
 
 def _wrap(function: str, wrapper: Callable[..., Any]) -> None:
     """Replace a function by `wrapper(function, *arguments)`."""
-    module, _, path = function.partition(":")
-    owner: Any = importlib.import_module(module)
-    *outer, name = path.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    original = getattr(owner, name)
+    owner_name, name = re.split(r"[.:](?=\w+$)", function)
+    owner, original = resolve_name(owner_name), resolve_name(function)
     setattr(owner, name, lambda *arguments, **keywords: wrapper(original, *arguments, **keywords))

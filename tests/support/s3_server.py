@@ -1,6 +1,7 @@
 """A real S3 server for tests: Ceph's object gateway (RGW), one monitor and one disk, on loopback and in one folder."""
 
 import contextlib
+import os
 import secrets
 import shutil
 import socket
@@ -9,7 +10,6 @@ import time
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -87,20 +87,12 @@ def available() -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """The URL of a running S3 server. Ours takes `KEY` and `SECRET`, another one the ordinary AWS credentials."""
-
-    url: str
-    is_ours: bool
-
-
-def make_bucket(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+def make_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make a new bucket; return its name. Set the ordinary AWS variables for the server. The bucket is not deleted."""
     from s3fs import S3FileSystem
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    if server.is_ours:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    if "S3_TEST_ENDPOINT" not in os.environ:  # of somebody's server there are credentials already
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -152,8 +144,7 @@ class Rgw:
         for name in ("mon", "osd", "rgw"):
             (self.folder / name).mkdir(parents=True)
         monitor, gateway = f"[v2:127.0.0.1:{free_port()}]", f"127.0.0.1:{free_port()}"
-        self.endpoint = f"http://{gateway}"
-        fsid, disk = str(uuid.uuid4()), str(uuid.uuid4())
+        self.endpoint, fsid, disk = f"http://{gateway}", str(uuid.uuid4()), str(uuid.uuid4())
         self._config.write_text(_CONFIG.format(fsid=fsid, monitor=monitor, gateway=gateway, folder=self.folder))
         members = str(self.folder / "monmap")
         self._run("monmaptool", "--create", "--addv", "a", monitor, "--fsid", fsid, members)
