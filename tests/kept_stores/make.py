@@ -26,8 +26,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.experiments.teach import DIGITS, Lesson, WarmStart, make_policy
 from tests.support.killed_flow import Point, send_at
-from tests.support.teach import DIGITS, Lesson, WarmStart, make_policy
 
 FOLDER = Path(__file__).parent
 LARGEST = 1_200_000
