@@ -75,7 +75,8 @@ class Sample(Tokens):
     causes: Causes
     after: float = 0.0  # return after the last turn: 0 if the episode ended
     uncounted: bool = False  # the policy ended the episode, and nobody knows how many answers are missing
-    member: str = ""  # of a mixture, the source of its problems
+    source: str = ""  # of its problem
+    member: str = ""  # of a mixture: then it is the source
 
     @property
     def earned(self) -> float:
@@ -299,5 +300,6 @@ def _sample(row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, re
         turn_discount=row.turn_discount,
         causes=causes,
         uncounted=ended and row.unplayed_turns <= 0,
+        source=row.source,
     )
     return _with_ending(sample, after) if after else sample

@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -39,7 +39,7 @@ from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Places, Rows, batching_for
 from tasks.train.experts import replay_routing
-from tasks.train.mesh import Mesh
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.optimizer import MOMENTS, factor, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
@@ -139,8 +139,7 @@ class Critic:
 class TrainState:
     """The policy, its optimizer, critic and reference policy, the RNG and the counts; and what they are trained by."""
 
-    config: Config  # an update may be made by another one: learning rates and bounds may change while a run lasts
-    algorithm: Algorithm
+    config: Config
     mesh: Mesh
     model: PreTrainedModel
     critic: Critic | None
@@ -152,6 +151,14 @@ class TrainState:
     steps: int = 0  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     lora: LoRA | None = None  # the knobs of the adapter, if only an adapter is trained
     teacher: PreTrainedModel | None = None
+    algorithm: Algorithm = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reconfigure(self.config)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over from a configuration of the same run what may differ: `FROM_NEXT_UPDATE`, the number of updates."""
+        self.config, self.algorithm = config, make_algorithm(config.algorithm, config.sampling.max_new_tokens)
 
     def values(self, rows: Rows, places: Places) -> Float[Tensor, " actions"]:
         """Compute the critic's normalised values of the states before the given places.
@@ -214,30 +221,31 @@ class TrainState:
 
 def load_train_state(
     config: Config,
-    mesh: Mesh,
     model: Path,
     state: Path | None = None,
     version_0: Path | None = None,
     adapter: Path | None = None,
     teacher: tuple[Path, Path | None] | None = None,
+    mesh: Mesh = ALONE,
 ) -> TrainState:
-    """Read what `save_train_state` wrote.
+    """Read what `save_train_state` wrote. Set the number of torch threads.
 
     Args:
         config: the run's configuration.
-        mesh: the ranks that share the models.
         model: folder of the policy.
         state: folder of the rest of the state; None: start a new state, with an RNG seeded by `run.seed`.
         version_0: folder of that policy version, from which a reference policy or a critic of its own starts. None:
             `model`.
         adapter: folder of the policy's adapter, which alone is trained then.
         teacher: folders of a model that the algorithm distils, and of its adapter, if it has one.
+        mesh: the ranks that share the models.
 
     Raises:
         ValueError: a folder holds the wrong files.
         FileNotFoundError: the state was saved with other settings of `algorithm`.
     """
     knobs, train = config.algorithm, config.train
+    torch.set_num_threads(train.threads)
     fixed_reference = knobs.keeps_reference and knobs.kl.reference == "fixed"
     assert version_0 or adapter or state is None or not fixed_reference, "the policy would be compared with itself"
     policy, begin = load_policy(model, train, mesh, adapter), version_0 or model
@@ -249,7 +257,6 @@ def load_train_state(
         parts["critic"] = critic.parameters()
     train_state = TrainState(
         config=config,
-        algorithm=make_algorithm(knobs, config.sampling.max_new_tokens),
         mesh=mesh,
         model=policy,
         critic=critic,

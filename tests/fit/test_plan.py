@@ -39,6 +39,7 @@ from tasks.train.orders import Made, Part, UpdateOrder, read_order
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
 from tasks.train.samples import Sample
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
 from tests.support.programs import call_program
@@ -317,10 +318,8 @@ def own_data(
     call_program(audit_main, "--root", run.root, *given)
     config = run.config(*overrides, f"fit.data=[{name}]", "score.type=environment")
     (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
-    made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    trainer = Trainer(config)
-    trainer.load(policy)
-    return trainer, (made, scores)
+    made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), [], print)
+    return Trainer(load_train_state(config, policy)), (made, scores)
 
 
 ALL = "algorithm.type=rft", "algorithm.distinct=false"

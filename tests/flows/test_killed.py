@@ -137,12 +137,12 @@ def assert_undisturbed(witness: Witness, tmp_path: Path) -> None:
 
 
 def train_undisturbed(witness: Witness, folder: Path) -> Path:
+    from tasks.train.train_state import load_train_state
     from tasks.train.trainer import Trainer
 
     config, store = load("smoke", witness.overrides), witness.store
-    trainer = Trainer(config)
     first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
-    trainer.load(first.model, adapter=first.adapter)
+    trainer = Trainer(load_train_state(config, first.model, adapter=first.adapter))
     for iteration in range(witness.iterations):
         scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
         trainer.update(

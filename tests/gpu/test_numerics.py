@@ -65,7 +65,7 @@ def rows() -> tuple[Any, Any]:
 def trained(trainer: Trainer, updates: int = UPDATES) -> Trained:
     """Train on random rows, and note what happens on the way."""
     given, scores = rows()
-    state = trainer._train_state
+    state = trainer.state
     before, samples = flat(state.model.parameters()), build_samples(given, scores, Reward())
     with state.precision():
         of_samples = score_action_tokens(state.scorer(), samples, range(len(samples)), state.batching)
@@ -166,22 +166,22 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path, measured: Measur
     half: dict[str, Any] = {"device": DEVICE, "autocast": "bfloat16", "critic": {"model": "own"}, **GAE}
     folder, (given, scores) = tmp_path / "policy", rows()
     model("qwen3", 2, 64).save_pretrained(folder)
-    one, other = (make_trainer(folder, OPTIMIZER, **half) for _ in range(2))
+    one = make_trainer(folder, OPTIMIZER, **half)
     one.update(given, scores, version=2)
     one.save(tmp_path / "model", tmp_path / "state")
-    other.load(tmp_path / "model", tmp_path / "state", version_0=folder)
+    other = make_trainer(tmp_path / "model", OPTIMIZER, tmp_path / "state", version_0=folder, **half)
     assert all(torch.equal(a, b) for a, b in zip(_held(one), _held(other), strict=True))
-    before = flat(one._train_state.model.parameters())
+    before = flat(one.state.model.parameters())
     for trainer in (one, other):
         trainer.update(given, scores, version=3)
-    after, again = (flat(trainer._train_state.model.parameters()) for trainer in (one, other))
+    after, again = (flat(trainer.state.model.parameters()) for trainer in (one, other))
     apart = {"weights": float((again - after).norm() / (after - before).norm())}
     measured(apart)
     assert within(apart, {"weights": 0.05})
 
 
 def _held(trainer: Trainer) -> list[Tensor]:
-    held = trainer._train_state
+    held = trainer.state
     assert held.critic
     parameters = [*held.model.parameters(), *held.critic.parameters()]
     return [*parameters, *(held.adamw.state[p]["exp_avg"] for p in held.model.parameters())]
@@ -194,7 +194,7 @@ def test_one_rank_computes_what_no_rank_does(folder: Path, measured: Measured) -
         policy = folder / "policy"
         trainers = [make_trainer(policy, OPTIMIZER, device=DEVICE, autocast="bfloat16") for _ in range(2)]
         mesh = Mesh(devices=init_device_mesh(DEVICE, (1,)))
-        remade = trainers[1]._train_state
+        remade = trainers[1].state
         shard(remade.model, mesh)
         remade.mesh, remade.adamw = mesh, make_adamw({"policy": remade.model.parameters()}, OPTIMIZER)
         alone, sharded = (trained(trainer, 2) for trainer in trainers)

@@ -10,7 +10,6 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from configs.train import Optimizer
-from tasks.train.algorithms import make_algorithm
 from tasks.train.mesh import ALONE
 from tasks.train.optimizer import make_adamw
 from tasks.train.policy import set_up
@@ -130,13 +129,11 @@ def make_random_trainer(shape: Shape, device: str) -> Trainer:
         tie_word_embeddings=shape.tied,
     )
     run = make_config(optimizer=OPTIMIZER, advantage={}, **{**shape.train, "device": device})
-    trainer = Trainer(run)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = set_up(Qwen2ForCausalLM(config), run.train)
-    trainer._loaded = TrainState(  # without files: 7 billion parameters are 30 GB
+    state = TrainState(  # without files: 7 billion parameters are 30 GB
         config=run,
-        algorithm=make_algorithm(run.algorithm, max_new_tokens=shape.longest),
         mesh=ALONE,
         model=model,
         critic=None,
@@ -145,7 +142,7 @@ def make_random_trainer(shape: Shape, device: str) -> Trainer:
         generator=torch.Generator().manual_seed(0),
         kl_ctl=0.0,
     )
-    return trainer
+    return Trainer(state)
 
 
 def test_flops_by_hand() -> None:

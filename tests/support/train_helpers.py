@@ -19,6 +19,7 @@ from configs.train import Optimizer, Train
 from storage.records import Score, Status, Trajectory, Turn, pack_experts
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import load_model, make_adapter, save
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
@@ -150,14 +151,14 @@ def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL, noise: fl
 def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
+    state: Path | None = None,
     version_0: Path | None = None,
     adapter: Path | None = None,
     teacher: Path | None = None,
     **options: Any,
 ) -> Trainer:
-    trainer = Trainer(make_config(optimizer=optimizer, **options))
-    trainer.load(folder, version_0=version_0, adapter=adapter, teacher=(teacher, None) if teacher else None)
-    return trainer
+    config, taught_by = make_config(optimizer=optimizer, **options), (teacher, None) if teacher else None
+    return Trainer(load_train_state(config, folder, state, version_0, adapter, taught_by))
 
 
 def make_config(temperature: float = 1.0, **options: Any) -> Config:
@@ -182,7 +183,7 @@ def _base() -> Config:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in trainer._train_state.model.state_dict().items()}
+    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
 
 
 def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
@@ -193,7 +194,7 @@ def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
     """Return the gradients of the last optimizer step; `UNCLIPPED` does not clip them."""
-    return {name: p.grad for name, p in trainer._train_state.model.named_parameters() if p.grad is not None}
+    return {name: p.grad for name, p in trainer.state.model.named_parameters() if p.grad is not None}
 
 
 def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:

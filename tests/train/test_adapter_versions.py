@@ -147,10 +147,9 @@ def test_another_run_begins_with_it_merged(run: TrainingRun, tmp_path: Path) -> 
     assert all(torch.equal(value, paths[1][name]) for name, value in paths[0].items())
     assert any(not torch.equal(value, paths[2][name]) for name, value in paths[0].items())
     for adapter in (None, save_random_adapter(model, tmp_path / "adapter")):
-        trainer = make_trainer(model, adapter=adapter)
-        trainer.load(model, state, adapter=adapter)
-        assert trainer._train_state.steps == 0  # so the learning rate warms up anew
-        assert not trainer._train_state.adamw.state
+        trainer = make_trainer(model, state=state, adapter=adapter)
+        assert trainer.state.steps == 0  # so the learning rate warms up anew
+        assert not trainer.state.adamw.state
 
 
 @pytest.mark.long

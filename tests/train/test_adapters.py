@@ -104,14 +104,13 @@ def test_only_the_adapter_is_trained_and_stored(tmp_path: Path, options: dict[st
     before = weights(trainer)
     trainer.update(*random_rows(seed=1), version=2)
     changed = [name for name, value in weights(trainer).items() if not torch.equal(value, before[name])]
-    assert sorted(changed) == sorted(trained(trainer._train_state.model))
+    assert sorted(changed) == sorted(trained(trainer.state.model))
     trainer.save(tmp_path / "next", tmp_path / "state")
     assert sorted(path.name for path in (tmp_path / "next").iterdir()) == sorted(ADAPTER_FILES)
     assert load_file(tmp_path / "next" / WEIGHTS).keys() == load_file(adapter / WEIGHTS).keys()
     moments = [name for name in load_file(tmp_path / "state" / "optimizer.safetensors") if name.startswith("exp_avg/")]
     assert len(moments) == len(changed)
-    again = make_trainer(model, adapter=adapter, **options)
-    again.load(model, tmp_path / "state", adapter=tmp_path / "next")
+    again = make_trainer(model, state=tmp_path / "state", adapter=tmp_path / "next", **options)
     for continued in (trainer, again):
         continued.update(*random_rows(seed=2), version=2)
     assert is_unchanged(again, weights(trainer))
@@ -120,7 +119,7 @@ def test_only_the_adapter_is_trained_and_stored(tmp_path: Path, options: dict[st
 def test_the_reference_is_the_policy_without_its_adapter(model: Path, adapter: Path) -> None:
     """There is no second model, and the adapter is on again afterwards."""
     trainer = make_trainer(model, adapter=adapter, kl={"kl_ctl": 0.1})
-    state, canary = trainer._train_state, trainer.canary()
+    state, canary = trainer.state, trainer.canary()
     samples = trainer._built(*random_rows())
     scorers = state.reference_scorer(), logprob_scorer(load_model(model), 1.0)
     found, expected = (score_action_tokens(scorer, samples, [0, 1], state.batching) for scorer in scorers if scorer)

@@ -27,7 +27,7 @@ from tests.support.train_helpers import (
 def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, kind: str) -> None:
     """Values, GAE, value loss and its share in the trunk's gradient equal autograd in float64."""
     trainer = make_trainer(save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind}, **GAE)
-    critic = trainer._train_state.critic
+    critic = trainer.state.critic
     assert critic is not None
     with torch.no_grad():
         critic.head.weight.copy_(torch.linspace(-0.1, 0.1, 32))

@@ -19,6 +19,7 @@ from storage.versions.weights import load_model
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, whole
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
@@ -108,15 +109,14 @@ def config_of(name: str, replicate: int = 1, shard: int = 1) -> Config:
 
 
 def start(folder: Path, config: Config, mesh: Mesh, *, adapted: bool = False) -> Trainer:
-    trainer = Trainer(config, mesh)
     teacher = (folder / "teacher", None) if config.algorithm.type == "opd" else None
-    trainer.load(folder, adapter=folder / "adapter" if adapted else None, teacher=teacher)
-    return trainer
+    adapter = folder / "adapter" if adapted else None
+    return Trainer(load_train_state(config, folder, adapter=adapter, teacher=teacher, mesh=mesh))
 
 
 def numbers(trainer: Trainer) -> dict[str, Tensor]:
     """Return weights and gradients of the policy, and the weights of critic and reference, whole."""
-    state = trainer._train_state
+    state = trainer.state
     named: dict[str, Tensor] = {f"weight/{name}": p for name, p in state.model.named_parameters()}
     gradients = {name: whole(p.grad) for name, p in state.model.named_parameters() if p.grad is not None}
     norm = torch.cat([value.flatten() for value in gradients.values()]).norm()

@@ -109,7 +109,7 @@ def test_an_update_trains_experts_and_routers(tmp_path: Path) -> None:
     routed = [with_random_experts(row, seed) for seed, row in enumerate(rows)]
     trainer = make_trainer(save_tiny(tmp_path, "qwen3_moe"), routing_replay=True)
     trainer.update(routed, scores, version=2)
-    gradients = {name: p.grad for name, p in trainer._train_state.model.named_parameters()}
+    gradients = {name: p.grad for name, p in trainer.state.model.named_parameters()}
     for part in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):
         gradient = gradients[f"model.layers.0.mlp.{part}"]
         assert gradient is not None
