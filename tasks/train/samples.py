@@ -232,10 +232,11 @@ def bounded(samples: list[Sample]) -> list[Sample]:
 
 def _with_ending(sample: Sample, amount: float) -> Sample:
     """Add to what follows the last turn or, where the last turn is the answer that is missing, to its reward."""
-    causes, rewards, after = sample.causes, sample.rewards.copy(), sample.after
+    causes, rewards, paid, after = sample.causes, sample.rewards.copy(), sample.causes.paid.copy(), sample.after
     if causes.got[causes.latest] and not sample.graded[causes.latest]:
         rewards[causes.latest] += amount
-        causes = causes.paid_at_the_end(causes.latest)
+        paid[causes.latest] = causes.got.sum()  # when the agent had all its completions
+        causes = replace(causes, paid=paid)
     else:
         after += amount
     earned = causes.returns(rewards, np.zeros(len(rewards)), sample.turn_discount, after)

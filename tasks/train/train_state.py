@@ -177,13 +177,7 @@ class TrainState:
         """Return the function that computes logprobs under the reference policy; None if there is none."""
         if self.reference or not (self.lora and self.algorithm.knobs.keeps_reference):
             return self.scorer(self.reference) if self.reference else None
-        score = self.scorer()
-
-        def without_adapter(rows: Rows, places: Places) -> Tensor:
-            with switched_off(self.model):
-                return score(rows, places)
-
-        return without_adapter
+        return switched_off(self.model)(self.scorer())  # in each of its calls the policy has no adapter
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the context in which the models run: autocast if `train.autocast` asks for it.
@@ -198,19 +192,11 @@ class TrainState:
         """The way in which passes of the models are cut."""
         return batching_for(self.model, self.config.train, self.mesh)
 
-    def factor(self, version: int) -> float:
-        """Return the factor of the learning rates at the present step, in the update of a policy version."""
-        return factor(self.config.optimizer, version, self.config.run.iterations, self.steps)
-
-    def learning_rate(self, part: str) -> float:
-        """Return the learning rate of a part (`policy`, `critic`) after warm-up and before decay."""
-        critic = self.config.algorithm.critic
-        return (part == "critic" and critic and critic.lr) or self.config.optimizer.lr
-
-    @property
-    def optimizers(self) -> list[torch.optim.AdamW]:
-        """That of the policy, and that of a critic of its own."""
-        return [self.adamw, *([self.critic.adamw] if self.critic and self.critic.adamw else [])]
+    def learning_rate(self, part: str, version: int) -> float:
+        """Return the learning rate of a part (`policy`, `critic`) at the present step of a policy version's update."""
+        knobs, critic = self.config.optimizer, self.config.algorithm.critic
+        full = (part == "critic" and critic and critic.lr) or knobs.lr
+        return full * factor(knobs, version, self.config.run.iterations, self.steps)
 
     @property
     def modules(self) -> list[nn.Module]:

@@ -129,7 +129,7 @@ class Trainer:
             **of_steps,
             **prepared,
             **counts,
-            "lr": state.learning_rate("policy") * state.factor(version),
+            "lr": state.learning_rate("policy", version),
             "tokens/trained_per_second": sum(step.tokens for step in steps) / seconds,
             "time/prepare": middle - start,
             "time/update": seconds,

@@ -6,6 +6,7 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -199,14 +200,12 @@ class VersionTrainer:
         if part.rows is None:
             rows = list(datasets.trajectories(self._store, part.trajectories, self._cache))
             return rows, [to_score(row) for row in datasets.rows(self._store, part.scores, self._cache)]
-        rows, scores, store, cache = list[Trajectory](), list[Score](), self._store, self._cache
-        for name, places in part.rows.items():
-            rows += map(to_trajectory, datasets.rows_at(store, part.trajectories, name, places, cache))
+        store, cache = self._store, self._cache
+        chosen = (datasets.rows_at(store, part.trajectories, *places, cache) for places in part.rows.items())
+        rows = [*map(to_trajectory, chain.from_iterable(chosen))]
         ids = [row.trajectory_id for row in rows]
-        for name in part.score_files:
-            found = datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache)
-            scores += map(to_score, found)
-        return rows, scores
+        found = (datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache) for name in part.score_files)
+        return rows, [*map(to_score, chain.from_iterable(found))]
 
     def _write(self, draft: Draft, order: UpdateOrder, trainer: Trainer) -> None:
         """Write this rank's files of the policy that the order makes."""
