@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from configs import ConfigError, load
 from configs.policy import LoRA
@@ -46,10 +45,9 @@ def adapter(model: Path, tmp_path: Path) -> Path:
     return save_random_adapter(model, tmp_path / "adapter")
 
 
-def logits(model: Any) -> Tensor:
-    with torch.no_grad():
-        result: Tensor = model(torch.arange(6, 30)[None]).logits
-    return result
+@torch.no_grad()
+def logits(model: Any) -> Any:
+    return model(torch.arange(6, 30)[None]).logits
 
 
 def test_a_new_adapter_changes_nothing(model: Path, tmp_path: Path) -> None:
@@ -134,14 +132,9 @@ def says(**values: Any) -> Callable[[Path], object]:
     return lambda folder: (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | values))
 
 
-def holds(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], object]:
+def holds(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Callable[[Path], object]:
     """Return a change of the weights."""
-
-    def apply(folder: Path) -> None:
-        change(tensors := load_file(folder / WEIGHTS))
-        save_file(tensors, folder / WEIGHTS)
-
-    return apply
+    return lambda folder: save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
 
 
 A = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
@@ -152,8 +145,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pattern": (says(target_modules=".*"), "is not the configuration of an adapter"),
     "a pickle": (lambda folder: (folder / "adapter_model.bin").write_bytes(b""), "adapter_model.bin should not"),
     "another rank": (says(r=2), "the adapter of another model"),
-    "a weight less": (holds(lambda tensors: tensors.pop(A)), f"another model: {A} is not there"),
-    "another width": (holds(lambda tensors: tensors.update({A: torch.zeros(3, 31)})), f"another model: {A}"),
+    "a weight less": (
+        holds(lambda tensors: {n: tensors[n] for n in tensors if n != A}),
+        f"another model: {A} is not there",
+    ),
+    "another width": (holds(lambda tensors: tensors | {A: torch.zeros(3, 31)}), f"another model: {A}"),
 }
 
 
@@ -171,7 +167,6 @@ def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["policy.lora.rank=0"], "policy.lora.rank"),
         (["policy.lora.rank=513"], "512"),
         (["policy.lora.targets=[]"], "policy.lora.targets"),
         (["policy.lora.targets=[q_proj,q_proj]"], "twice"),
@@ -186,6 +181,6 @@ def test_knobs_that_cannot_be_right_are_refused(overrides: list[str], problem: s
 
 def test_targets_that_name_nothing_are_named(tmp_path: Path) -> None:
     """So are those that exist; the output layer is none of them, since servers take no adapter for it."""
-    model: PreTrainedModel = load_model(save_tiny(tmp_path))
+    model = load_model(save_tiny(tmp_path))
     with pytest.raises(ValueError, match=r"is called q_prj, lm_head\. There are down_proj, gate_proj"):
         make_adapter(model, LoRA(targets=["q_proj", "q_prj", "lm_head"]), 1, tmp_path / "adapter")

@@ -108,8 +108,11 @@ def test_value_norm_by_hand() -> None:
 
 
 def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
-    """Staleness is the version in training minus the version of the oldest token."""
+    """Staleness is the version in training minus the version of the oldest token, however new the others are."""
     rows, scores = random_rows()  # versions 0, 1, 2 in turn
+    versions = [1 if sampled else -1 for sampled in rows[0].action_mask]
+    versions[rows[0].turns[0].start] = 0
+    rows[0] = replace(rows[0], versions=versions)
     trainer = make_trainer(save_tiny(tmp_path), advantage={}, rollout=Rollout(max_head_offpolicyness=1))
     metrics = trainer.update(rows, scores, version=2)
     assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
