@@ -150,8 +150,7 @@ class VersionTrainer:
         trainer = self._in_memory(order.policy)
         if not trainer:  # it is not kept: an update would need the optimizer's state, too
             policy = self._open(order.policy)
-            state = load_train_state(self._config, policy.model, adapter=policy.adapter, mesh=self._mesh)
-            trainer = Trainer(state)
+            trainer = Trainer(load_train_state(self._config, policy.model, adapter=policy.adapter, mesh=self._mesh))
         other = self._open(order.other)
         return trainer.distance(other.model, rows, scores, other.adapter)
 
