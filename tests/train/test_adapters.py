@@ -72,10 +72,8 @@ def test_attached_merged_and_in_peft_it_is_one_policy(model: Path, adapter: Path
     assert [*merged.state_dict()] == [*load_model(model).state_dict()]
 
 
-def test_the_gradient_is_that_of_the_weights(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_weights(model: Path, adapter: Path, tmp_path: Path) -> None:
     """With G as the gradient of a merged weight, that of B is `scale G A^T`, and that of A is `scale B^T G`."""
-    model = save_tiny(tmp_path / "model")
-    adapter = save_random_adapter(model, tmp_path / "adapter")
     merged = load_model(model, adapter)
     merge(merged)
     merged.save_pretrained(tmp_path / "merged")
@@ -94,10 +92,10 @@ def test_the_gradient_is_that_of_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {**GAE, "critic": {}}, {"gradient_checkpointing": True}], ids=str)
-def test_only_the_adapter_is_trained_and_stored(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_only_the_adapter_is_trained_and_stored(
+    model: Path, adapter: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """The base stays as it is, bit for bit; the state has moments of the adapter, with which training continues."""
-    model = save_tiny(tmp_path / "model")
-    adapter = save_random_adapter(model, tmp_path / "adapter")
     trainer = make_trainer(model, adapter=adapter, **options)
     before = weights(trainer)
     trainer.update(*random_rows(seed=1), version=2)
@@ -154,10 +152,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, model: Path, adapter: Path) -> None:
     """A library would follow a path, load a pickle, or leave out what it does not find."""
-    model, (damage, problem) = save_tiny(tmp_path / "model"), HOSTILE[case]
-    adapter = save_random_adapter(model, tmp_path / "adapter")
+    damage, problem = HOSTILE[case]
     damage(adapter)
     with pytest.raises((DamagedError, ValueError)) as raised:
         load_model(model, adapter)

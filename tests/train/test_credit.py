@@ -70,8 +70,8 @@ def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
     assert (sample.returns.tolist(), sample.graded.tolist()) == ([1, 1], [True, False])
     too_long = Tree(follows=[-1, -1, -1], rewards=[None, None, 1], asked=[0, 0, 1], received=[0, -1, 1], paid=[0, 0, 2])
     assert sample_of(too_long, turn_discount=0.5).returns.tolist() == [0.5, 0.5, 1]
-    lost = replace(make_trajectory("t", [[10], [11]], status="failed"), fault="policy")
-    lost = replace(lost, received=[0, -1], asked=[0, 1], paid=[0, 0])
+    order: dict[str, Any] = {"received": [0, -1], "asked": [0, 1], "paid": [0, 0]}
+    lost = make_trajectory("t", [[10], [11]], status="failed", fault="policy", **order)
     none = [replace(score, verdict="none") for score in make_scores("t", 0, 0)]
     (sample,) = build_samples([lost], none, Reward())
     assert sample.returns.tolist() == [-1, -1]
@@ -152,9 +152,8 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
             + sum(rewards[other] * later(deepest(paid[other])) for other in turns if paid[other] > place)
             + sum(own[other] * later(depth(other)) for other in turns if asked[other] > place)
         )
-    row = replace(
-        make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
-    )
+    order: dict[str, Any] = {"received": received, "asked": asked, "paid": paid}
+    row = make_trajectory("t", [[10]] * len(received), **order, turn_discount=discount)
     none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
     (sample,) = build_samples([row], none, RAW)
     assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
@@ -162,7 +161,7 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
 
 def test_an_order_that_is_not_possible_is_known() -> None:
     """Nobody asks with a completion that comes later, and none is paid before it is there."""
-    row = replace(make_trajectory("t", [[10], [11]]), received=[0, 1], asked=[0, 1], paid=[1, 2])
+    row = make_trajectory("t", [[10], [11]], received=[0, 1], asked=[0, 1], paid=[1, 2])
     assert in_order(row)
     for received in ([0, 0], [0, 2], [0], [0, -2], [0, -1]):
         assert not in_order(replace(row, received=received))

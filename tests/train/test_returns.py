@@ -65,17 +65,10 @@ def test_leaving_turns_unplayed_never_pays(reward: Reward, success: float, lengt
 ENVIRONMENT = Scoring(type="environment")
 
 
-def after(
-    *successes: float,
-    status: Status = "truncated",
-    discount: float = 1.0,
-    fault: Fault = "",
-    reward: Reward | None = None,
-    **cut: Any,
-) -> float:
+def after(*successes: float, reward: Reward | None = None, **columns: Any) -> float:
     """Compute the return after the last turn of a trajectory."""
-    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
-    (sample,) = build_samples([replace(row, fault=fault)], make_scores("t", *successes), reward or Reward())
+    row = make_trajectory("t", [[10]] * len(successes), **{"status": "truncated", **columns})
+    (sample,) = build_samples([row], make_scores("t", *successes), reward or Reward())
     return sample.after
 
 
@@ -89,7 +82,7 @@ def test_nothing_follows_an_answer_that_was_scored() -> None:
 def test_turns_without_room_count_as_wrong_ones() -> None:
     """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
     assert after(0, 0, unplayed_turns=3, fault="policy") == -3
-    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
+    assert after(0, 0, unplayed_turns=3, turn_discount=0.5) == -1.75
     rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
     rows.append(make_trajectory("short", [[10]] * 5))
     scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
@@ -109,7 +102,7 @@ def test_an_episode_that_was_right_already_owes_nothing() -> None:
     """What follows a right answer had no purpose. Where an environment pays every step, no verdict says so."""
     assert after(0, 1, fault="policy") == 0
     paid = [replace(score, reward=0.1, success=1.0) for score in make_scores("t", 0, 0)]
-    row = replace(make_trajectory("t", [[10], [11]], status="truncated"), fault="policy")
+    row = make_trajectory("t", [[10], [11]], status="truncated", fault="policy")
     (sample,) = build_samples([row], paid, Reward(least=-1), scorers=ENVIRONMENT)
     assert sample.after == -1
 
@@ -121,7 +114,7 @@ FAULTS: list[Fault] = ["", "policy", "set-up"]
 def test_the_fault_decides_what_is_trained_on() -> None:
     """Failures by the policy's fault are trained on, rejected groups and what an error ended are not."""
     rows = [
-        replace(make_trajectory(f"{status} {fault}".strip(), [[10]], status=status), fault=fault)
+        make_trajectory(f"{status} {fault}".strip(), [[10]], status=status, fault=fault)
         for status, fault in itertools.product(STATUSES, FAULTS)
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, 0)]
@@ -141,8 +134,7 @@ def test_the_least_reward_is_that_of_the_scorer() -> None:
 def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
     """One data set may hold sums, which are judged, and games, which are rewarded."""
     scorers = Scoring(type={"default": "math-verify", "game": "environment"})
-    rows = [make_trajectory(name, [[10]], problem=name, status="truncated") for name in ("game", "sum")]
-    rows = [replace(row, source=row.trajectory_id) for row in rows]
+    rows = [make_trajectory(name, [[10]], problem=name, source=name, status="truncated") for name in ("game", "sum")]
     scores = [Score(name, 0, "wrong", 0.0, "", "", "", value) for name, value in (("game", -7.0), ("sum", 0.0))]
     game, of_sums = build_samples(rows, scores, Reward(), scorers=scorers)
     assert (game.rewards.tolist(), game.after) == ([-7], -7)
