@@ -239,14 +239,12 @@ def _returns(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]]) -> di
     """Compare the mean returns of problems with graded turns before and after; return None if there is none."""
     totals = [[[each.total for each in groups[name] if each.success] for name in old] for groups in (old, new)]
     pairs = [(fmean(earlier), fmean(later)) for earlier, later in zip(*totals, strict=True) if earlier and later]
-    if not pairs:
-        return None
-    before, after = zip(*pairs, strict=True)
-    return {
-        "before": fmean(before),
-        "after": fmean(after),
-        "difference": paired_difference(before, after)._asdict(),
-    }
+    return _paired(*zip(*pairs, strict=True)) if pairs else None
+
+
+def _paired(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    difference = paired_difference(before, after)._asdict()
+    return {"before": fmean(before), "after": fmean(after), "difference": difference}
 
 
 def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], measure: str) -> dict[str, Any]:
@@ -261,9 +259,7 @@ def _accuracy(old: dict[str, list[Outcome]], new: dict[str, list[Outcome]], meas
         lost, won = pairs.count((True, False)), pairs.count((False, True))
         adjusted = statistics.paired_proportions(lost, won, len(pairs))
     return {
-        "before": fmean(before),
-        "after": fmean(after),
-        "difference": paired_difference(before, after)._asdict(),
+        **_paired(before, after),
         "only_before": lost,
         "only_after": won,
         "p": statistics.sign_flip(before, after),

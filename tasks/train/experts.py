@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -76,17 +76,6 @@ def give_experts(model: PreTrainedModel, experts: Experts | None) -> None:
             router.given = None if experts is None else experts[:, :, number].flatten(0, 1).long()
 
 
-def chosen_weights(
-    logits: Float[Tensor, "tokens experts"], chosen: Int[Tensor, "tokens chosen"], *, normalised: bool
-) -> Float[Tensor, "tokens chosen"]:
-    """Compute the weights of chosen experts from a router's logits: their probabilities among all experts.
-
-    `normalised`: divide them by their sum, which makes them a softmax over the chosen experts alone.
-    """
-    weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
-    return weights / weights.sum(-1, keepdim=True) if normalised else weights
-
-
 def refuse_noise(model: PreTrainedModel) -> None:
     """Refuse a router that adds noise in training mode: the trained policy would not be the one that was sampled.
 
@@ -108,10 +97,14 @@ def _routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
 
 
 def _route_as_given(router: Any, _: object, own: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace a router's choice, the last of its results, and the weights before it."""
+    """Replace a router's choice, the last of its results, and the weights before it: the probabilities of the chosen
+    experts among all or, normalised, among the chosen alone.
+    """
     logits, _, choice = own
     if router.given is None:
         return own
     chosen = torch.where(router.given >= 0, router.given, choice)
-    weights = chosen_weights(logits, chosen, normalised=router.norm_topk_prob)
+    weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
+    if router.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
     return logits, weights.to(logits.dtype), chosen

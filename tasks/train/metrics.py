@@ -4,7 +4,7 @@ Turns count from 1 in the names (`trained/turn_1`), without those that answer no
 metrics are means over action tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,15 +155,9 @@ def _sizes(steps: Sequence[Step]) -> Metrics:
     }
 
 
-def gradient_shares(samples: Sequence[Sample], sources: Mapping[str, str], steps: Sequence[Step]) -> Metrics:
-    """Compute the share of each source of problems in the absolute gradient by the tokens' logprobs.
-
-    Args:
-        samples: those of the update.
-        sources: the source of each trajectory's problem.
-        steps: 1 or more.
-    """
-    names = np.array([sources[sample.trajectory_id] for sample in samples])
+def gradient_shares(samples: Sequence[Sample], steps: Sequence[Step]) -> Metrics:
+    """Compute the share of each source of problems in the absolute gradient by the tokens' logprobs."""
+    names = np.array([sample.source for sample in samples])
     if len(found := np.unique(names)) < 2:
         return {}
     indices, sizes = (torch.cat([step.result[key] for step in steps]).cpu().numpy() for key in ("samples", "gradient"))

@@ -99,15 +99,8 @@ def read_order(store: Store, version: PolicyVersion, cache: Path) -> UpdateOrder
         raise ValueError(f"{version} was not made by an update: it is where its run begins")
     if SELECTION in {file.name for file in manifest.files}:
         stored = json.loads(fetch(store, manifest, SELECTION, cache).read_text())
-        parts = [
-            Part(
-                TrajectoriesVersion(each["trajectories"]),
-                ScoresVersion(each["scores"]),
-                each["rows"],
-                each["score_files"],
-            )
-            for each in stored
-        ]
+        named = ((TrajectoriesVersion(each["trajectories"]), ScoresVersion(each["scores"]), each) for each in stored)
+        parts = [Part(data_set, scores, each["rows"], each["score_files"]) for data_set, scores, each in named]
     else:
         teacher = next(iter(select(AnnotationsVersion, parents)), None)
         parts = [Part(data_sets[0], select(ScoresVersion, parents)[0], teacher=teacher)]

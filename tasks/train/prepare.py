@@ -46,12 +46,11 @@ class Preparation:
             ValueError: a number is NaN or infinite, in which case the message names the trajectories; or the algorithm
                 gives what cannot be trained on.
         """
-        state, algorithm, reference = self.train_state, self.train_state.algorithm, ByIndex()
+        state, algorithm = self.train_state, self.train_state.algorithm
         every = range(len(self.samples))
         norm = state.critic and state.critic.norm
         proximal = self._proximal(epochs)
-        if scorer := state.reference_scorer():
-            reference = self._score("reference logprobs", scorer, every)
+        reference = self._score("reference logprobs", scorer, every) if (scorer := state.reference_scorer()) else {}
         teacher = self._teacher()
         values = self._score("values", state.values, every) if state.critic else {}
         observed = [

@@ -35,9 +35,8 @@ reward, and none of its answers earns anything.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -172,12 +171,6 @@ class Causes:
     def latest(self) -> int:
         """Return the turn that the agent got last or, if the end came before it got one more, that one."""
         return int(self.position.argmax())
-
-    def paid_at_the_end(self, turn: int) -> Self:
-        """Return the causes if the turn's reward was given when the agent had all its completions."""
-        paid = self.paid.copy()
-        paid[turn] = self.got.sum()
-        return replace(self, paid=paid)
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.

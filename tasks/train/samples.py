@@ -75,7 +75,8 @@ class Sample(Tokens):
     causes: Causes
     after: float = 0.0  # return after the last turn: 0 if the episode ended
     uncounted: bool = False  # the policy ended the episode, and nobody knows how many answers are missing
-    member: str = ""  # of a mixture, the source of its problems
+    source: str = ""  # of its problem
+    member: str = ""  # of a mixture: then it is the source
 
     @property
     def earned(self) -> float:
@@ -231,10 +232,11 @@ def bounded(samples: list[Sample]) -> list[Sample]:
 
 def _with_ending(sample: Sample, amount: float) -> Sample:
     """Add to what follows the last turn or, where the last turn is the answer that is missing, to its reward."""
-    causes, rewards, after = sample.causes, sample.rewards.copy(), sample.after
+    causes, rewards, paid, after = sample.causes, sample.rewards.copy(), sample.causes.paid.copy(), sample.after
     if causes.got[causes.latest] and not sample.graded[causes.latest]:
         rewards[causes.latest] += amount
-        causes = causes.paid_at_the_end(causes.latest)
+        paid[causes.latest] = causes.got.sum()  # when the agent had all its completions
+        causes = replace(causes, paid=paid)
     else:
         after += amount
     earned = causes.returns(rewards, np.zeros(len(rewards)), sample.turn_discount, after)
@@ -299,5 +301,6 @@ def _sample(row: Trajectory, scores: Sequence[Score], scorers: ScoreSettings, re
         turn_discount=row.turn_discount,
         causes=causes,
         uncounted=ended and row.unplayed_turns <= 0,
+        source=row.source,
     )
     return _with_ending(sample, after) if after else sample

@@ -85,8 +85,9 @@ def take_step(state: TrainState, minibatch: Minibatch, samples: Sequence[Sample]
         ValueError: a loss or gradient is not finite; nothing was changed.
     """
     critic, mesh = state.critic, state.mesh
-    for adamw in state.optimizers:
-        adamw.zero_grad(set_to_none=True)
+    state.adamw.zero_grad(set_to_none=True)
+    if critic and critic.adamw:
+        critic.adamw.zero_grad(set_to_none=True)
     counts = [
         [sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0] for batch in minibatch
     ]
@@ -125,7 +126,7 @@ def _apply(
 ) -> None:
     clip_grads_with_norm_(parameters, state.config.optimizer.max_grad_norm, norm)
     for group in adamw.param_groups:
-        group["lr"] = state.learning_rate(group["part"]) * state.factor(version)
+        group["lr"] = state.learning_rate(group["part"], version)
     adamw.step()
 
 

@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -39,7 +39,7 @@ from tasks.train.algorithms import make_algorithm
 from tasks.train.algorithms.algorithm import Algorithm
 from tasks.train.batches import Batching, Places, Rows, batching_for
 from tasks.train.experts import replay_routing
-from tasks.train.mesh import Mesh
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.optimizer import MOMENTS, factor, make_adamw
 from tasks.train.passes import TokenScorer, hidden_states, logprob_scorer, predicting
 from tasks.train.policy import load_policy, save_adapter, save_policy, trained
@@ -139,8 +139,7 @@ class Critic:
 class TrainState:
     """The policy, its optimizer, critic and reference policy, the RNG and the counts; and what they are trained by."""
 
-    config: Config  # an update may be made by another one: learning rates and bounds may change while a run lasts
-    algorithm: Algorithm
+    config: Config
     mesh: Mesh
     model: PreTrainedModel
     critic: Critic | None
@@ -152,6 +151,14 @@ class TrainState:
     steps: int = 0  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     lora: LoRA | None = None  # the knobs of the adapter, if only an adapter is trained
     teacher: PreTrainedModel | None = None
+    algorithm: Algorithm = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reconfigure(self.config)
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over from a configuration of the same run what may differ: `FROM_NEXT_UPDATE`, the number of updates."""
+        self.config, self.algorithm = config, make_algorithm(config.algorithm, config.sampling.max_new_tokens)
 
     def values(self, rows: Rows, places: Places) -> Float[Tensor, " actions"]:
         """Compute the critic's normalised values of the states before the given places.
@@ -170,13 +177,7 @@ class TrainState:
         """Return the function that computes logprobs under the reference policy; None if there is none."""
         if self.reference or not (self.lora and self.algorithm.knobs.keeps_reference):
             return self.scorer(self.reference) if self.reference else None
-        score = self.scorer()
-
-        def without_adapter(rows: Rows, places: Places) -> Tensor:
-            with switched_off(self.model):
-                return score(rows, places)
-
-        return without_adapter
+        return switched_off(self.model)(self.scorer())  # in each of its calls the policy has no adapter
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the context in which the models run: autocast if `train.autocast` asks for it.
@@ -191,19 +192,11 @@ class TrainState:
         """The way in which passes of the models are cut."""
         return batching_for(self.model, self.config.train, self.mesh)
 
-    def factor(self, version: int) -> float:
-        """Return the factor of the learning rates at the present step, in the update of a policy version."""
-        return factor(self.config.optimizer, version, self.config.run.iterations, self.steps)
-
-    def learning_rate(self, part: str) -> float:
-        """Return the learning rate of a part (`policy`, `critic`) after warm-up and before decay."""
-        critic = self.config.algorithm.critic
-        return (part == "critic" and critic and critic.lr) or self.config.optimizer.lr
-
-    @property
-    def optimizers(self) -> list[torch.optim.AdamW]:
-        """That of the policy, and that of a critic of its own."""
-        return [self.adamw, *([self.critic.adamw] if self.critic and self.critic.adamw else [])]
+    def learning_rate(self, part: str, version: int) -> float:
+        """Return the learning rate of a part (`policy`, `critic`) at the present step of a policy version's update."""
+        knobs, critic = self.config.optimizer, self.config.algorithm.critic
+        full = (part == "critic" and critic and critic.lr) or knobs.lr
+        return full * factor(knobs, version, self.config.run.iterations, self.steps)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -214,30 +207,31 @@ class TrainState:
 
 def load_train_state(
     config: Config,
-    mesh: Mesh,
     model: Path,
     state: Path | None = None,
     version_0: Path | None = None,
     adapter: Path | None = None,
     teacher: tuple[Path, Path | None] | None = None,
+    mesh: Mesh = ALONE,
 ) -> TrainState:
-    """Read what `save_train_state` wrote.
+    """Read what `save_train_state` wrote. Set the number of torch threads.
 
     Args:
         config: the run's configuration.
-        mesh: the ranks that share the models.
         model: folder of the policy.
         state: folder of the rest of the state; None: start a new state, with an RNG seeded by `run.seed`.
         version_0: folder of that policy version, from which a reference policy or a critic of its own starts. None:
             `model`.
         adapter: folder of the policy's adapter, which alone is trained then.
         teacher: folders of a model that the algorithm distils, and of its adapter, if it has one.
+        mesh: the ranks that share the models.
 
     Raises:
         ValueError: a folder holds the wrong files.
         FileNotFoundError: the state was saved with other settings of `algorithm`.
     """
     knobs, train = config.algorithm, config.train
+    torch.set_num_threads(train.threads)
     fixed_reference = knobs.keeps_reference and knobs.kl.reference == "fixed"
     assert version_0 or adapter or state is None or not fixed_reference, "the policy would be compared with itself"
     policy, begin = load_policy(model, train, mesh, adapter), version_0 or model
@@ -249,7 +243,6 @@ def load_train_state(
         parts["critic"] = critic.parameters()
     train_state = TrainState(
         config=config,
-        algorithm=make_algorithm(knobs, config.sampling.max_new_tokens),
         mesh=mesh,
         model=policy,
         critic=critic,

@@ -6,20 +6,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from configs import Config
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from storage.visible import Fleeting
 from tasks.tables.words import is_trainable
-from tasks.train.algorithms import make_algorithm
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
-from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import gradient_shares, histograms, sample_metrics, step_metrics
 from tasks.train.orders import Progress
 from tasks.train.passes import broken, mean_kl, refuse_broken, score_action_tokens
@@ -28,7 +26,7 @@ from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders
 from tasks.train.samples import Sample, build_samples, check_sampled, within_staleness
 from tasks.train.step import Step, take_step, terms_of
-from tasks.train.train_state import TrainState, follow, load_train_state, save_train_state
+from tasks.train.train_state import TrainState, follow, save_train_state
 
 logger = logging.getLogger(__name__)
 
@@ -57,42 +55,19 @@ _NOTHING_CHOSEN = (
 
 
 class Trainer:
-    """A policy and its optimizer, kept in memory between updates. Call `load` first.
+    """Updates a train state, which stays in memory between updates.
 
     After an error in `update` some minibatches may have been applied, so the caller must load again. On one CPU with
-    the same number of threads, the same state and the same rows give the same weights bit for bit, in any process.
-
-    Args:
-        config: the run's configuration.
-        mesh: the ranks that train together; each has a trainer, and all get the same calls.
+    the same number of threads, the same state and the same rows give the same weights bit for bit, in any process. On a
+    mesh each rank has a trainer, and all get the same calls.
     """
 
-    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
-        self._config, self._mesh = config, mesh
-        self._loaded: TrainState | None = None
-        self.holds: str | None = None
-        """The committed version whose weights are loaded. The caller sets it; an update resets it to None."""
-
-    def load(
-        self,
-        model: Path,
-        state: Path | None = None,
-        version_0: Path | None = None,
-        adapter: Path | None = None,
-        teacher: tuple[Path, Path | None] | None = None,
-    ) -> None:
-        """Load weights and the state that `save` wrote (see `load_train_state`). Set the number of torch threads."""
-        torch.set_num_threads(self._config.train.threads)
-        self._loaded = load_train_state(self._config, self._mesh, model, state, version_0, adapter, teacher)
-
-    def reconfigure(self, config: Config) -> None:
-        """Take over from a configuration of the same run what may differ: `FROM_NEXT_UPDATE`, the number of updates."""
-        self._config = self._train_state.config = config
-        self._train_state.algorithm = make_algorithm(config.algorithm, config.sampling.max_new_tokens)
+    def __init__(self, state: TrainState) -> None:
+        self.state = state
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
-        save_train_state(self._train_state, model, state)
+        save_train_state(self.state, model, state)
 
     def canary(self) -> Canary:
         """Make the canary of the present weights, at temperature 1.
@@ -100,14 +75,14 @@ class Trainer:
         It is computed in float32, like the canary of version 0, not in the precision of training: between canaries of
         two precisions, rounding would look like an update.
         """
-        return make_canary(self._train_state.model)
+        return make_canary(self.state.model)
 
     def update(
         self,
         rows: Sequence[Trajectory],
         scores: Iterable[Score],
         version: int,
-        progress: Progress | None = None,
+        progress: Progress = lambda _: None,
         *,
         chosen: bool = False,
         taught: Mapping[str, Sequence[float]] | None = None,
@@ -129,42 +104,36 @@ class Trainer:
             ValueError: nothing to train on, broken rows, or a number that is not finite (raised before the step that
                 would have used it); the message names the trajectories.
         """
-        self.holds = None
-        torch.set_num_threads(self._config.train.threads)
-        if torch.cuda.is_initialized():
+        state, knobs, on_gpu = self.state, self.state.config.train, torch.cuda.is_initialized()
+        torch.set_num_threads(knobs.threads)
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        report, knobs, train_state = progress or (lambda _: None), self._config.train, self._train_state
-        samples, left_out = self._samples(rows, scores, version, chosen)
-        counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
+        samples, left_out = self._samples(rows, scores, version, chosen=chosen)
         for reason in filter(left_out.get, left_out):
-            report(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
+            progress(f"{left_out[reason]} trajectories left out: {_REASONS[reason]}")
+        counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
-        sources = {row.trajectory_id: row.source for row in rows}
         start = time.perf_counter()
-        epochs = [draw_minibatches(samples, knobs.minibatches, train_state.generator) for _ in range(knobs.epochs)]
-        columns, prepared = Preparation(train_state, samples, report, taught or {}).prepare(epochs)
+        epochs = [draw_minibatches(samples, knobs.minibatches, state.generator) for _ in range(knobs.epochs)]
+        columns, prepared = Preparation(state, samples, progress, taught or {}).prepare(epochs)
         middle = time.perf_counter()
-        steps, of_steps = self._train(samples, columns, epochs, version, report)
+        steps, of_steps = self._train(samples, columns, epochs, version, progress)
         if not steps:
-            logger.warning(_NOTHING_CHOSEN, self._config.algorithm.type, len(samples))
+            logger.warning(_NOTHING_CHOSEN, state.config.algorithm.type, len(samples))
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
         seconds = time.perf_counter() - middle
-        follow(train_state, prepared.get("kl/trajectory"), len(samples))
-        played_by = None if chosen else version
+        follow(state, prepared.get("kl/trajectory"), len(samples))
         return {
-            **sample_metrics(samples, played_by, self._config.reward.max_clip),
-            **step_metrics(steps, recomputed=train_state.algorithm.recomputes),
-            **gradient_shares(samples, sources, steps),
-            "histograms": histograms(samples, [column.advantages for column in columns], played_by, steps),
+            **self._metrics(samples, columns, steps, None if chosen else version),
             **of_steps,
             **prepared,
             **counts,
-            "lr": train_state.learning_rate("policy") * train_state.factor(version),
+            "lr": state.learning_rate("policy", version),
             "tokens/trained_per_second": sum(step.tokens for step in steps) / seconds,
             "time/prepare": middle - start,
             "time/update": seconds,
-            **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_initialized() else {}),
+            **({"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if on_gpu else {}),
         }
 
     def distance(
@@ -177,28 +146,24 @@ class Trainer:
         """
         if not (samples := self._built(trajectories, scores)):
             return None
-        state = self._train_state
-        loaded = load_policy(other, self._config.train, self._mesh, adapter)
+        state = self.state
+        loaded = load_policy(other, state.config.train, state.mesh, adapter)
         with state.precision():
-            return mean_kl(state.model, loaded, samples, self._config.sampling.temperature, state.batching)
-
-    @property
-    def _train_state(self) -> TrainState:
-        assert self._loaded, "call load first"
-        return self._loaded
+            return mean_kl(state.model, loaded, samples, state.config.sampling.temperature, state.batching)
 
     def _samples(
-        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int, chosen: bool
+        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int, *, chosen: bool
     ) -> tuple[list[Sample], dict[str, int]]:
         """Build the samples to train on, and count the trajectories that are left out, by reason.
 
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter, and among rows that were `chosen` from the store an update may have only failed ones.
         """
-        oldest, scores = self._config.rollout.max_head_offpolicyness, list(scores)
-        trainable = self._built(trajectories, scores, replay=self._config.train.routing_replay)
+        config, scores = self.state.config, list(scores)
+        oldest = config.rollout.max_head_offpolicyness
+        trainable = self._built(trajectories, scores, replay=config.train.routing_replay)
         samples = trainable if chosen else within_staleness(trainable, version, oldest)
-        check_sampled(samples, self._train_state.model.config, math.inf if chosen else version)
+        check_sampled(samples, self.state.model.config, math.inf if chosen else version)
         failed, names = failed_by_graders(scores), [row.trajectory_id for row in trajectories if is_trainable(row)]
         named = [f"{name} ({failed[name]})" for name in names if name in failed]
         if len(named) > _ALARMING * len(names):
@@ -216,25 +181,25 @@ class Trainer:
             return [], left_out
         if not any(sample.successes.any() for sample in samples):
             logger.warning(_NOTHING_RIGHT, len(samples))
-        if self._config.problems.members:
-            sources = {row.trajectory_id: row.source for row in trajectories}
-            samples = [replace(sample, member=sources[sample.trajectory_id]) for sample in samples]
+        if config.problems.members:
+            samples = [replace(sample, member=sample.source) for sample in samples]
         return samples, left_out
 
     def _built(
         self, trajectories: Iterable[Trajectory], scores: Iterable[Score], *, replay: bool = False
     ) -> list[Sample]:
-        build = partial(build_samples, scorers=self._config.score, mask_truncated=self._config.train.mask_truncated)
-        return build(trajectories, scores, self._config.reward, replay=replay)
+        config = self.state.config
+        build = partial(build_samples, scorers=config.score, mask_truncated=config.train.mask_truncated)
+        return build(trajectories, scores, config.reward, replay=replay)
 
     def _train(
         self, samples: Sequence[Sample], columns: Sequence[Columns], epochs: Epochs, version: int, report: Progress
     ) -> tuple[list[Step], dict[str, float]]:
         """Take a step for each minibatch that has anything in the loss; return them, and metrics of the algorithm."""
-        state, steps, metrics = self._train_state, list[Step](), list[dict[str, float]]()
+        state, steps, metrics = self.state, list[Step](), list[dict[str, float]]()
         components = {name: state.algorithm.component(name) for name in columns[0].weights}
-        total = sum(map(len, epochs))
-        for indices in (indices for minibatches in epochs for indices in minibatches):
+        minibatches = [*chain.from_iterable(epochs)]
+        for indices in minibatches:
             present = columns
             if state.algorithm.needs_current:
                 present, of_minibatch = self._reweighed(samples, columns, indices)
@@ -245,7 +210,7 @@ class Trainer:
             step = take_step(state, minibatch, samples, terms_of(components, samples, present, indices), version)
             steps.append(step)
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
-            line = f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}"
+            line = f"minibatch {len(steps)} of {len(minibatches)}: gradient norm {step.grad_norm:.3g}{stopped}"
             report(line if stopped else Fleeting(line))
         names = sorted({name for each in metrics for name in each})
         return steps, {name: float(np.mean([each[name] for each in metrics if name in each])) for name in names}
@@ -254,7 +219,7 @@ class Trainer:
         self, samples: Sequence[Sample], columns: Sequence[Columns], indices: Sequence[int]
     ) -> tuple[list[Columns], dict[str, float]]:
         """Return the columns with the weights that the algorithm gives a minibatch by the present weights."""
-        state, chosen = self._train_state, sorted(indices)
+        state, chosen = self.state, sorted(indices)
         with state.precision():
             current = score_action_tokens(state.scorer(), samples, chosen, state.batching)
         refuse_broken("logprobs", samples, broken(current.items()), "the step was not taken")
@@ -265,3 +230,14 @@ class Trainer:
             weights = {name: values * of_sample for name, values in columns[index].weights.items()}
             present[index] = replace(columns[index], weights=weights)
         return present, metrics
+
+    def _metrics(
+        self, samples: Sequence[Sample], columns: Sequence[Columns], steps: Sequence[Step], version: int | None
+    ) -> dict[str, Any]:
+        """Measure data and steps; `version` is that before the update, or None if other policies than these sampled."""
+        return {
+            **sample_metrics(samples, version, self.state.config.reward.max_clip),
+            **step_metrics(steps, recomputed=self.state.algorithm.recomputes),
+            **gradient_shares(samples, steps),
+            "histograms": histograms(samples, [column.advantages for column in columns], version, steps),
+        }

@@ -6,6 +6,7 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,7 @@ from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.orders import DistanceOrder, Made, Part, Progress, UpdateOrder, add_selection, read_order
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 
 _SAME = 1e-3
@@ -47,7 +49,8 @@ class VersionTrainer:
     """
 
     def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
-        self._config, self._mesh, self._trainer = config, mesh, Trainer(config, mesh)
+        self._config, self._mesh = config, mesh
+        self._kept: tuple[PolicyVersion | None, Trainer | None] = None, None  # in memory, with a committed train state
         self._store, self._cache = Store(config.storage.root), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
         self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None
@@ -64,34 +67,39 @@ class VersionTrainer:
             ValueError: see `Trainer.update`.
             StorageError: a version is missing or damaged.
         """
-        if self._trainer.holds != order.policy:
-            self._load(order.policy, progress)
-        metrics = self._train(order, progress)
+        trainer = self._in_memory(order.policy) or self._load(order.policy, progress)
+        metrics = self._train(trainer, order, progress)
         if order.policy.number == 0 and not order.selects:
             check_noise(metrics, self._config.algorithm.type)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
-            self._write(draft, order)
+            self._write(draft, order, trainer)
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
             trim_to_limit(self._store, self._config.storage, in_use)
-        self._trainer.holds = order.version
+        self._kept = order.version, trainer
         return Made(draft.nonce, draft.files, metrics)
 
     def make_again(self, order: UpdateOrder, before: Path, made: Path) -> None:
         """Run an update whose checkpoint exists; write model/ and state/ of before and after it to two folders."""
-        if self._trainer.holds != order.policy or self._is_whole(order.policy):
-            self._load(order.policy, lambda _: None)
-        self._trainer.save(before / "model", before / "state")
-        self._train(order, lambda _: None)
-        self._trainer.save(made / "model", made / "state")
-        self._trainer.holds = order.version
+        kept = None if self._is_whole(order.policy) else self._in_memory(order.policy)
+        trainer = kept or self._load(order.policy)
+        trainer.save(before / "model", before / "state")
+        self._train(trainer, order)
+        trainer.save(made / "model", made / "state")
+        self._kept = order.version, trainer
+
+    def _in_memory(self, policy: PolicyVersion) -> Trainer | None:
+        """Return the trainer that is in memory, if it has this version; forget it otherwise."""
+        if self._kept[0] != policy:
+            self._kept = None, None
+        return self._kept[1]
 
     def _is_whole(self, version: PolicyVersion) -> bool:
         """Return whether the store still has the weights and the train state of a checkpoint."""
         gone = (layout.tombstone(version, state=state) for state in (False, True))
         return bool(read(self._store, version).names_in("state")) and not any(map(self._store.exists, gone))
 
-    def _load(self, policy: PolicyVersion, progress: Progress) -> None:
+    def _load(self, policy: PolicyVersion, progress: Progress = lambda _: None) -> Trainer:
         """Load a policy with its train state; make the state again if it was not kept (`train.state_every`).
 
         Each update is made again by the settings that it was made by.
@@ -107,45 +115,42 @@ class VersionTrainer:
         version_0 = self._open(self._version_0).model if self._config.algorithm.needs_first else None
         taught_by = self._open(self._teacher) if self._teacher else None
         teacher = (taught_by.model, taught_by.adapter) if taught_by else None
-        self._trainer.load(checkpoint.model, checkpoint.state, version_0, checkpoint.adapter, teacher)
-        today = self._config
+        folders = checkpoint.model, checkpoint.state, version_0, checkpoint.adapter, teacher
+        trainer = Trainer(load_train_state(self._config, *folders, self._mesh))
         for order in reversed(orders):
             progress(f"{order.version} was kept without its train state: making it again from the stored data")
-            self._reconfigure(self._settings_of(order.version))
-            self._train(order, lambda _: None)
-        self._reconfigure(today)
-        difference = np.abs(np.subtract(self._trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
+            trainer.state.reconfigure(self._settings_of(order.version))
+            self._train(trainer, order)
+        trainer.state.reconfigure(self._config)
+        difference = np.abs(np.subtract(trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
         if difference > _SAME:
             raise ValueError(
                 f"the updates since {checkpoint.version}, made again, give another policy than {policy}: logprobs of "
                 f"its canary differ by {difference:.2g}. Have optimizer or algorithm changed since? Begin a fork there "
                 f"with --fork {checkpoint.version.run}@{checkpoint.number} run.name=…"
             )
+        return trainer
 
     def _settings_of(self, version: PolicyVersion) -> Config:
         """Return the configuration that made a version, for this store and these ranks."""
         stored = read_stored(read(self._store, version).settings, version)
         return stored.model_copy(update={"storage": self._config.storage, "train": self._config.train})
 
-    def _reconfigure(self, config: Config) -> None:
-        self._config = config
-        self._trainer.reconfigure(config)
-
-    def _train(self, order: UpdateOrder, progress: Progress) -> dict[str, Any]:
-        """Update the loaded policy as an order says; return the metrics."""
-        rows, scores, metrics = self._data(order, progress)
+    def _train(self, trainer: Trainer, order: UpdateOrder, progress: Progress = lambda _: None) -> dict[str, Any]:
+        """Update the trainer's policy as an order says; return the metrics."""
+        rows, scores, metrics = self._data(order, trainer.state.config.problems.exclusions, progress)
         rows, taught = self._taught(order, rows, progress)
+        self._kept = None, None  # from now on it has no committed version
         given = rows, scores, order.policy.number, progress
-        return metrics | self._trainer.update(*given, chosen=order.selects, taught=taught)
+        return metrics | trainer.update(*given, chosen=order.selects, taught=taught)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
-        trainer = self._trainer
         rows, scores = self._rows(Part(order.trajectories, order.scores))
-        if trainer.holds != order.policy:
+        trainer = self._in_memory(order.policy)
+        if not trainer:  # it is not kept: an update would need the optimizer's state, too
             policy = self._open(order.policy)
-            trainer.load(policy.model, adapter=policy.adapter)
-            trainer.holds = None  # an update would need the optimizer's state, too
+            trainer = Trainer(load_train_state(self._config, policy.model, adapter=policy.adapter, mesh=self._mesh))
         other = self._open(order.other)
         return trainer.distance(other.model, rows, scores, other.adapter)
 
@@ -157,9 +162,11 @@ class VersionTrainer:
         fetch_all(store, [files[index] for index in self._mesh.assigned([file.bytes for file in files])], folder)
         self._mesh.wait()
 
-    def _data(self, order: UpdateOrder, progress: Progress) -> tuple[list[Trajectory], list[Score], dict[str, float]]:
-        """Read the rows of an update and their scores; set aside what `problems.exclusions` excludes, and count it."""
-        rows, scores, excluded, versions = list[Trajectory](), list[Score](), 0, self._config.problems.exclusions
+    def _data(
+        self, order: UpdateOrder, versions: Sequence[str], progress: Progress
+    ) -> tuple[list[Trajectory], list[Score], dict[str, float]]:
+        """Read the rows of an update and their scores; set aside what versions of exclusions exclude, and count it."""
+        rows, scores, excluded = list[Trajectory](), list[Score](), 0
         for number, part in enumerate(order.parts):
             kept, of_scores = self._rows(part)
             if versions:
@@ -192,21 +199,19 @@ class VersionTrainer:
         if part.rows is None:
             rows = list(datasets.trajectories(self._store, part.trajectories, self._cache))
             return rows, [to_score(row) for row in datasets.rows(self._store, part.scores, self._cache)]
-        rows, scores, store, cache = list[Trajectory](), list[Score](), self._store, self._cache
-        for name, places in part.rows.items():
-            rows += map(to_trajectory, datasets.rows_at(store, part.trajectories, name, places, cache))
+        store, cache = self._store, self._cache
+        chosen = (datasets.rows_at(store, part.trajectories, *places, cache) for places in part.rows.items())
+        rows = [*map(to_trajectory, chain.from_iterable(chosen))]
         ids = [row.trajectory_id for row in rows]
-        for name in part.score_files:
-            found = datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache)
-            scores += map(to_score, found)
-        return rows, scores
+        found = (datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache) for name in part.score_files)
+        return rows, [*map(to_score, chain.from_iterable(found))]
 
-    def _write(self, draft: Draft, order: UpdateOrder) -> None:
+    def _write(self, draft: Draft, order: UpdateOrder, trainer: Trainer) -> None:
         """Write this rank's files of the policy that the order makes."""
         with TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank)) as folder:
             model, state = Path(folder) / "model", Path(folder) / "state"
-            self._trainer.save(model, state)
-            canary = self._trainer.canary()
+            trainer.save(model, state)
+            canary = trainer.canary()
             adapted = self._config.policy.lora is not None
             if self._mesh.rank == 0:
                 checkpoints.add_canary(draft, canary)

@@ -45,10 +45,9 @@ def measure(lab: Lab) -> Iterator[Row]:
 
 
 def _trainer(lab: Lab, knobs: dict[str, Any]) -> "Trainer":
+    from tasks.train.train_state import load_train_state
     from tasks.train.trainer import Trainer
 
-    config = lab.config()
-    trainer = Trainer(config.model_copy(update={"algorithm": read_algorithm(knobs)}))
+    config = lab.config().model_copy(update={"algorithm": read_algorithm(knobs)})
     teacher = (lab.policy.model, None) if knobs["type"] == "opd" else None
-    trainer.load(lab.policy.model, teacher=teacher)
-    return trainer
+    return Trainer(load_train_state(config, lab.policy.model, teacher=teacher))

@@ -52,7 +52,7 @@ def main(root: str) -> None:
     started = time.monotonic()
     for parts in updates[:READ]:
         order = UpdateOrder(layout.checkpoint("fit", 1), layout.checkpoint("fit", 0), parts)
-        rows += len(trainer._data(order, print)[0])
+        rows += len(trainer._data(order, [], print)[0])
     rate = rows / (time.monotonic() - started)
     numbers = {"updates": len(updates), "planned": planned, "rate": rate, "mb": peak_memory_mb(), "before": before}
     print(json.dumps(numbers))

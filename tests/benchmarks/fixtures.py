@@ -77,7 +77,12 @@ class Lab:
         environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
         environment |= {"PYTHONPATH": str(ROOT), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
         command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
-        done = subprocess.run(command, cwd=self.scratch, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(run_program(command, self.scratch, environment).splitlines()[-1])
+
+
+def run_program(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Run a program in a folder; return its output."""
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout

@@ -26,12 +26,12 @@ def measure(lab: Lab) -> list[Row]:
 
     from tasks.train.batches import batching_for
     from tasks.train.policy import load_policy
+    from tasks.train.train_state import load_train_state
     from tasks.train.trainer import Trainer
 
     config = lab.config()
     trajectories, scores = play(lab, config)
-    trainer = Trainer(config)
-    trainer.load(lab.policy.model)
+    trainer = Trainer(load_train_state(config, lab.policy.model))
     model = load_policy(lab.policy.model, config.train)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
     drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.train), trees=False))

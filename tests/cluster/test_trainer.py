@@ -218,7 +218,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
 
 def check_caches(folder: Path, root: str) -> None:
     """Train with two ranks as if each had a node, with caches that may keep nothing but what is in use."""
-    run, rank = TrainingRun.reopened(folder, root), dist.get_rank()
+    run, rank = TrainingRun.reopened(folder, root=root), dist.get_rank()
     cache = folder / f"cache-{rank}"
     config = run.config("train.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
     mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a", "b"])

@@ -22,7 +22,7 @@ OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, s
 
 
 def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
-    """Every number has an interval, greedy and sampled; two policies are compared on the same problems.
+    """Greedy and sampled episodes have their numbers; two policies are compared on the same problems.
 
     The evaluations are stored, and a second call plays nothing again.
     """
@@ -37,18 +37,13 @@ def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
     assert measured["episodes"] == 4
     assert measured["sampled_episodes"] == 16
     assert set(measured["pass_at"]) == {"1", "2", "4"}
-    for name in ("first_turn", "any_turn", "fix_rate", "truncated", "answer_tokens"):
-        assert measured[name]["low"] <= measured[name]["value"] <= measured[name]["high"]
     assert numbers["own"]["comparison"]["problems"] == 4
-    assert 0 <= numbers["own"]["comparison"]["first_turn"]["p"] <= 1
 
-    scores = measured["scores"][0]
-    trajectories = ScoresVersion(scores).evaluation
-    assert trajectories
+    scores = ScoresVersion(measured["scores"][0])
     assert manifests.read(store, scores).metrics["first_turn"] == measured["first_turn"]
-    assert {row.policy for row in datasets.trajectories(store, trajectories, tmp_path)} == {
-        layout.evaluated_policy(scores)
-    }
+    assert scores.evaluation
+    played_by = {row.policy for row in datasets.trajectories(store, scores.evaluation, tmp_path)}
+    assert played_by == {layout.evaluated_policy(scores)}
     assert verify(store, [scores], deep=True).findings == []
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("manifest.json")}
     assert evaluate("smoke", settings, policy="champion", against=first) == numbers
@@ -80,10 +75,8 @@ def test_a_run_draws_by_the_results_of_earlier_runs(
 ) -> None:
     """The curriculum is a version made from the results of earlier runs; suspects left out are never drawn."""
     monkeypatch.setattr("tasks.problems.curriculum.LEAST_EPISODES", 4)
-    store = Store(f"{tmp_path}/var")
-    sampling = "problems.sampling={prefer: middle, leave_out_suspects: true}"
-    name = "run.name=second"
-    math_mt_ppo("smoke", [*trained, name, "run.iterations=1", sampling])
+    store, sampling = Store(f"{tmp_path}/var"), "problems.sampling={prefer: middle, leave_out_suspects: true}"
+    math_mt_ppo("smoke", [*trained, "run.name=second", "run.iterations=1", sampling])
     entries = list(datasets.rows(store, layout.curriculum("second"), tmp_path))
     parents = [parent.version for parent in manifests.read(store, layout.curriculum("second")).parents]
     assert layout.checkpoint("smoke", 1) in parents

@@ -132,10 +132,8 @@ def test_calls_of_tools_count_in_no_accuracy() -> None:
     """The first turn of an evaluation is the first one that answers; an episode of calls alone has none."""
     scores = [verdict("x", 0, "none"), verdict("x", 1, "correct"), verdict("x", 2, "none"), verdict("y", 0, "none")]
     outcomes = join([row("x", "p", 0, 5, 7, 9), row("y", "q", 0, 3)], scores)
-    assert [(outcome.success, outcome.first, outcome.tokens) for outcome in outcomes] == [
-        ([1.0], 1.0, [5, 7, 9]),
-        ([], 0.0, [3]),
-    ]
+    found = [(outcome.success, outcome.first, outcome.tokens) for outcome in outcomes]
+    assert found == [([1.0], 1.0, [5, 7, 9]), ([], 0.0, [3])]
     summary = summarise(outcomes)
     assert (summary["first_turn"]["value"], summary["by_turn"][0]["episodes"]) == (0.5, 1)
     assert summary["failed_verdicts"]["value"] == 0
@@ -182,22 +180,19 @@ def test_a_run_that_another_verifier_began(store: Store, tmp_path: Path) -> None
     commit_chain(store, tmp_path / "model", tmp_path / "model", Canary([1, 2], [-1.0]))
     config = load("smoke", ["run.name=r", "run.iterations=1"])
     begun, ended = (greedy(config, HELD_OUT, PROBLEMS).evaluation(policy) for policy in (FIRST, SECOND))
-    half, right = (make_scores(ROWS[0].trajectory_id, first, 1.0) for first in (0.0, 1.0))
-    for version, verifier, rows in ((begun, "01d", half), (ended, "01d", half), (ended, "2ec", right)):
+    for version, verifier, first in ((begun, "01d", 0.0), (ended, "01d", 0.0), (ended, "2ec", 1.0)):
         if verifier == "01d":
             commit_rows(store, version, "evaluation", ROWS[:1], [])
         with Draft(store, layout.evaluation_scores(version, verifier), "scores") as draft:
-            write_rows(draft, SCORE_SCHEMA, rows, 10)
-            numbers = summarise([played("p", *(score.success for score in rows))])
-            draft.commit(Provenance(config={}), [version], numbers)
+            write_rows(draft, SCORE_SCHEMA, make_scores(ROWS[0].trajectory_id, first, 1.0), 10)
+            draft.commit(Provenance(config={}), [version], summarise([played("p", first, 1.0)]))
     with Draft(store, layout.evaluation_scores(ended, "dead"), "scores"):
         pass  # an attempt that died
     found = summary(store, config, "2ec", PROBLEMS, tmp_path / "cache")
     assert [row["iteration"] for row in found["training"]] == [0]
-    assert [(each["policy_version"], each["scores"], each["first_turn"]["value"]) for each in found["evaluations"]] == [
-        (0, [layout.evaluation_scores(begun, "01d")], 0.0),
-        (1, [layout.evaluation_scores(ended, "2ec")], 1.0),
-    ]
+    shown = [(each["policy_version"], *each["scores"], each["first_turn"]["value"]) for each in found["evaluations"]]
+    scores = layout.evaluation_scores(begun, "01d"), layout.evaluation_scores(ended, "2ec")
+    assert shown == [(0, scores[0], 0.0), (1, scores[1], 1.0)]
     assert {name: each["value"] for name, each in found["improvement"].items()} == {"first_turn": 1.0, "any_turn": 0.0}
     assert accuracy_rows(found)[0]["difference"] == "+1.000 [+1.000, +1.000]"
 
@@ -254,10 +249,10 @@ def test_a_comparison_by_hand() -> None:
     after = [replace(outcome, tokens=[20] * len(outcome.tokens)) for outcome in after]
     comparison = compare(before, after)
     assert comparison["problems"] == 4
-    first, any_turn = comparison["first_turn"], comparison["any_turn"]
+    first = comparison["first_turn"]
     assert (first["before"], first["after"], first["difference"]["value"]) == (0.5, 0.75, 0.25)
-    assert (first["only_before"], first["only_after"], first["p"]) == (1, 2, 1.0)
-    assert (any_turn["only_before"], any_turn["only_after"], any_turn["p"]) == (0, 2, 0.5)
+    for measure, expected in (("first_turn", (1, 2, 1.0)), ("any_turn", (0, 2, 0.5))):
+        assert tuple(comparison[measure][name] for name in ("only_before", "only_after", "p")) == expected
     assert comparison["answer_tokens"] == {"before": 10, "after": 20, "ratio": 2}
     assert comparison["truncated"] == {"before": 0, "after": 0.25}
 
@@ -272,11 +267,12 @@ def test_other_problems_are_refused() -> None:
 def test_several_outcomes_of_a_problem_are_averaged() -> None:
     """A problem counts once, however many episodes it has; a gain in one of two problems proves nothing."""
     before = [played("a", 1), played("a", 0), played("a", 0), played("a", 0), played("b", 1)]
-    accuracy = compare(before, [played("a", 1), played("b", 1)])["first_turn"]
+    compared = compare(before, [played("a", 1), played("b", 1)])
+    accuracy = compared["first_turn"]
     assert (accuracy["before"], accuracy["after"]) == (0.625, 1)
     assert (accuracy["only_before"], accuracy["only_after"], accuracy["p"]) == (None, None, 1)
     assert accuracy["adjusted_interval"]["low"] < 0 < accuracy["adjusted_interval"]["high"]
-    (line, *_) = comparison_rows(compare(before, [played("a", 1), played("b", 1)]))
+    (line, *_) = comparison_rows(compared)
     assert (line["p"], line["fixed / broken"]) == ("1", "")
 
 

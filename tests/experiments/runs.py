@@ -154,7 +154,7 @@ class Experiment:
 
 def taught_policy(config: str, seed: int, root: Path) -> Path | None:
     """Return the folder of the policy that a seed taught, and teach it if it is not there; None: that of `config`."""
-    from tests.support.teach import RECIPES, make_policy
+    from tests.experiments.teach import RECIPES, make_policy
 
     if seed == 1 or config not in RECIPES:
         return None

@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from storage.records import Score, Trajectory
 from storage.versions import checkpoints
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.lineage import scores_of
+from storage.versions.manifests import Manifest
 from tasks.audit.__main__ import main as audit_main
 from tasks.audit.database import open_database
 from tasks.fit.plan import _batches, _choose, plan_updates, select_data
@@ -35,24 +37,23 @@ from tasks.train.advantages import Observed, against_group
 from tasks.train.algorithms import check_algorithm
 from tasks.train.algorithms.algorithm import Algorithm, Assignment
 from tasks.train.components import LossInputs, LossOutputs
-from tasks.train.orders import Made, Part, UpdateOrder, read_order
+from tasks.train.orders import Part, UpdateOrder, read_order
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.replay import replay
 from tasks.train.samples import Sample
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
 from tests.support.programs import call_program
 from tests.support.training_run import TrainingRun
 
-RFT = ["algorithm.type=rft", "fit.data=[smoke]"]
+RFT, FRESH = ["algorithm.type=rft", "fit.data=[smoke]"], ["rollout.max_head_offpolicyness=99"]
 
 
-@given(
-    st.lists(st.integers(1, 5), min_size=1, max_size=30),
-    st.integers(1, 20),
-    st.integers(1, 3),
-    st.integers(0, 2**64 - 1),
-)
+SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=30)
+
+
+@given(SIZES, st.integers(1, 20), st.integers(1, 3), st.integers(0, 2**64 - 1))
 def test_every_epoch_has_each_row_once_and_groups_whole(
     sizes: Sequence[int], most: int, epochs: int, seed: int
 ) -> None:
@@ -73,7 +74,7 @@ def test_every_epoch_has_each_row_once_and_groups_whole(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, policy_folder: Path) -> TrainingRun:
     """Return a run with two data sets of 16 trajectories, in groups of four."""
-    return TrainingRun(tmp_path_factory.mktemp("run"), 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+    return TrainingRun(tmp_path_factory.mktemp("run"), 2, policy_folder, FRESH)
 
 
 def planned(run: TrainingRun, *overrides: str) -> list[tuple[Part, ...]]:
@@ -90,15 +91,10 @@ def test_rows_are_chosen_by_sql(run: TrainingRun) -> None:
     assert 0 < len((parts[0].rows or {})["part-00000.parquet"]) < 16
 
 
-def commit_update(run: TrainingRun, number: int, parts: Sequence[Part]) -> Made:
+def commit_update(run: TrainingRun, number: int, parts: Sequence[Part]) -> Manifest:
     """Train on chosen rows and commit the checkpoint."""
     config = run.config(*RFT, "fit.where=best = 1", "run.iterations=2")
-    made = VersionTrainer(config).update(UpdateOrder(run.policy(number), run.policy(number - 1), parts), print)
-    with Draft(run.store, run.policy(number), "checkpoint", made.nonce) as draft:
-        draft.accept(made.files)
-        data = [name for part in parts for name in (part.trajectories, part.scores)]
-        draft.commit(Provenance(config=config.model_dump(mode="json")), [run.policy(number - 1), *data], made.metrics)
-    return made
+    return run.train(VersionTrainer(config), number - 1, parts=parts, config=config)
 
 
 def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
@@ -125,15 +121,13 @@ def test_an_update_on_chosen_rows_can_be_proven(run: TrainingRun) -> None:
     assert (report.findings, report.collected) == ([], 1)
 
 
+OTHER_TOKENIZER = r"its tokenizer is another one: token \d+ is 'seven' to the policy and '7'"
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        (
-            "tokenizer.json",
-            '"7"',
-            '"seven"',
-            r"its tokenizer is another one: token \d+ is 'seven' to the policy and '7'",
-        ),
+        ("tokenizer.json", '"7"', '"seven"', OTHER_TOKENIZER),
         ("chat_template.jinja", "assistant", "helper", "its chat template is another one"),
     ],
 )
@@ -151,14 +145,10 @@ def test_tokens_that_mean_something_else_are_refused(
     with pytest.raises(ValueError, match=rf"the data sets of smoke cannot be trained on by this policy: {message}"):
         _check_tokens(workspace, version, data_sets)
     teacher = Workspace(run.config("algorithm.type=opd", "models.teacher.checkpoint=smoke@0"))
-    if file == "tokenizer.json":
-        with pytest.raises(ValueError, match=rf"checkpoint=smoke@0 cannot teach this policy: {message}"):
-            _check_teacher(teacher, tmp_path / "other")
-    else:
+    refused = pytest.raises(ValueError, match=rf"checkpoint=smoke@0 cannot teach this policy: {message}")
+    with refused if file == "tokenizer.json" else nullcontext():
         _check_teacher(teacher, tmp_path / "other")
-    with pytest.raises(
-        ValueError, match=r"models\.teacher\.checkpoint=smoke@7: there is no .*smoke/checkpoints/000007"
-    ):
+    with pytest.raises(ValueError, match=r"teacher\.checkpoint=smoke@7: there is no .*smoke/checkpoints/000007"):
         _check_teacher(Workspace(run.config("algorithm.type=opd", "models.teacher.checkpoint=smoke@7")), policy_folder)
 
 
@@ -268,7 +258,7 @@ def score_again(run: TrainingRun, scorer: str, *overrides: str) -> str:
 
 def test_only_scores_of_the_configurations_scorer_count(tmp_path: Path, policy_folder: Path) -> None:
     """Whichever the data set's own run was trained on, and whichever are newest."""
-    run = TrainingRun(tmp_path, 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+    run = TrainingRun(tmp_path, 2, policy_folder, FRESH)
     run.train(VersionTrainer(run.config()), 0)
     first = layout.trajectories("smoke", 0)
     (own,) = scores_of(catalog.read_all(run.store))[first]
@@ -296,7 +286,7 @@ def test_only_scores_of_the_configurations_scorer_count(tmp_path: Path, policy_f
 
 def test_a_run_that_continues_keeps_its_plan(tmp_path: Path, policy_folder: Path) -> None:
     """Rows that would be trained on twice, or never, are refused."""
-    run = TrainingRun(tmp_path, 2, policy_folder, ["rollout.max_head_offpolicyness=99"])
+    run = TrainingRun(tmp_path, 2, policy_folder, FRESH)
     workspace = Workspace(run.config())
     updates = planned(run, "fit.episodes_per_update=16")
     _refuse_another_plan(workspace, updates)
@@ -308,19 +298,22 @@ def test_a_run_that_continues_keeps_its_plan(tmp_path: Path, policy_folder: Path
 
 
 def own_data(
-    run: TrainingRun, folder: Path, policy: Path, kind: str, rows: Sequence[dict[str, Any]], *overrides: str
+    run: TrainingRun, folder: Path, policy: Path, rows: Sequence[dict[str, Any]], *overrides: str
 ) -> tuple[Trainer, tuple[list[Trajectory], list[Score]]]:
-    """Import rows of a user's as a data set called as their kind; return a trainer, and what an update trains on."""
-    name = f"own-{kind}-{len(rows)}"
+    """Import a user's messages as a data set called by their number; return a trainer, and what an update trains on."""
+    name = f"own-{len(rows)}"
     (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    given = ["import", str(folder / "own.jsonl"), f"--format={kind}", f"--name={name}", f"--tokenizer={policy}"]
+    given = ["import", str(folder / "own.jsonl"), "--format=messages", f"--name={name}", f"--tokenizer={policy}"]
     call_program(audit_main, "--root", run.root, *given)
     config = run.config(*overrides, f"fit.data=[{name}]", "score.type=environment")
     (parts,) = plan_updates(run.store, config, select_data(run.store, config), run.folder / "cache")
-    made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), print)
-    trainer = Trainer(config)
-    trainer.load(policy)
-    return trainer, (made, scores)
+    made, scores, _ = VersionTrainer(config)._data(UpdateOrder(run.policy(1), run.policy(0), parts), [], print)
+    return Trainer(load_train_state(config, policy)), (made, scores)
+
+
+def message(asked: str, reward: float) -> dict[str, Any]:
+    said = [{"role": "user", "content": asked}, {"role": "assistant", "content": "3"}]
+    return {"messages": said, "reward": reward}
 
 
 ALL = "algorithm.type=rft", "algorithm.distinct=false"
@@ -328,17 +321,13 @@ ALL = "algorithm.type=rft", "algorithm.distinct=false"
 
 def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
     """Messages are imported with the policy's tokenizer, and their answers are learnt."""
-    row = {"messages": [{"role": "user", "content": "1 + 2"}, {"role": "assistant", "content": "3"}], "reward": 1}
-    rows = [row | {"id": str(n)} for n in range(4)]
-    trainer, data = own_data(run, tmp_path, policy_folder, "messages", rows, *ALL)
+    rows = [message("1 + 2", 1) | {"id": str(n)} for n in range(4)]
+    trainer, data = own_data(run, tmp_path, policy_folder, rows, *ALL)
     losses = [trainer.update(*data, number, chosen=True)["policy/loss"] for number in range(3)]
     assert losses[0] > losses[1] > losses[2]
-    given = "fit.data=[own-messages-4]", "score.type=environment"
-    for of_type, lacking in (
-        ("ppo", "logprobs"),
-        (f"{__name__}:Clipped", "logprobs"),
-        (f"{__name__}:Aged", "policy v"),
-    ):
+    given = "fit.data=[own-4]", "score.type=environment"
+    own = f"{__name__}:Clipped", f"{__name__}:Aged"
+    for of_type, lacking in (("ppo", "logprobs"), (own[0], "logprobs"), (own[1], "policy v")):
         with pytest.raises(ValueError, match=rf"lacks {lacking}.*, which algorithm\.type={of_type} needs"):
             select_data(run.store, run.config(f"algorithm.type={of_type}", *given))
     plain = run.config(f"algorithm.type={__name__}:Plain", *given, "sampling.temperature=0.5")
@@ -348,13 +337,9 @@ def test_supervised_data_of_ones_own(run: TrainingRun, tmp_path: Path, policy_fo
 
 def test_thumbs_without_a_pair(run: TrainingRun, tmp_path: Path, policy_folder: Path) -> None:
     """One answer to each question, of which some are good: `kto` makes these likelier, and the others less likely."""
-    rows = [
-        {"messages": [{"role": "user", "content": f"{n} + 2"}, {"role": "assistant", "content": "3"}], "reward": thumb}
-        for n, thumb in enumerate((1, 0, -1, 1, 0))
-    ]
-    trainer, data = own_data(
-        run, tmp_path, policy_folder, "messages", rows, "algorithm.type=kto", "train.minibatches=1"
-    )
+    rows = [message(f"{n} + 2", thumb) for n, thumb in enumerate((1, 0, -1, 1, 0))]
+    kto = "algorithm.type=kto", "train.minibatches=1"
+    trainer, data = own_data(run, tmp_path, policy_folder, rows, *kto)
     found = [trainer.update(*data, number, chosen=True) for number in range(4)]
     assert [each["kto/good"] for each in found] == [0.4] * 4
     assert found[0]["policy/loss"] == 0.5 > found[1]["policy/loss"] > found[3]["policy/loss"]

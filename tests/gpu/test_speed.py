@@ -1,7 +1,7 @@
 """The training pass of large models, which are random, on a GPU: tokens/s, MFU and peak memory."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from configs import load
 from configs.train import Optimizer
-from tasks.train.algorithms import make_algorithm
 from tasks.train.mesh import ALONE
 from tasks.train.optimizer import make_adamw
 from tasks.train.policy import set_up
 from tasks.train.train_state import TrainState
 from tasks.train.trainer import Trainer
+from tasks.warm_start.policy_sizes import policy_values
 from tests.gpu.conftest import DEVICE, GPU, LIMIT_S, Measured
 from tests.support.train_helpers import make_config, random_rows
 
@@ -31,48 +32,40 @@ PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989
 class Shape:
     """The shape of a Qwen2 model, and of the trajectories that it is trained on."""
 
-    name: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    tied: bool
+    model: Qwen2Config
     trajectories: int = 64  # in groups of 4
     longest: int = 1024  # tokens of a turn; a trajectory has one or two
-    train: dict[str, Any] = field(default_factory=lambda: {"autocast": "bfloat16", "gradient_checkpointing": True})
 
     @property
     def matrix_parameters(self) -> int:
         """Parameters of matrices in a pass over a token: without embeddings, which are read but not multiplied."""
-        head = self.hidden // self.heads
-        attention = 2 * self.hidden * head * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocabulary
+        sizes: Any = self.model
+        width, heads, pairs = sizes.hidden_size, sizes.num_attention_heads, sizes.num_key_value_heads
+        attention = 2 * width * (width // heads) * (heads + pairs)
+        of_layer = attention + 3 * width * sizes.intermediate_size
+        return int(sizes.num_hidden_layers * of_layer + width * sizes.vocab_size)
 
 
-SHAPES = (
-    Shape("Qwen2.5-1.5B", 28, 1536, 8960, 12, 2, 151936, tied=True),
-    Shape("Qwen2.5-7B", 28, 3584, 18944, 28, 4, 152064, tied=False),
-)
-"""The numbers in the config.json of these models."""
-
-
-TINY = Shape("tiny", 2, 32, 64, 4, 2, 50, tied=False, trajectories=8, longest=9, train={"threads": 1})
+SHAPES = {
+    name: Shape(Qwen2Config(**policy_values(load("smoke", [f"policy.path=Qwen/{name}-Instruct"]))))
+    for name in ("Qwen2.5-1.5B", "Qwen2.5-7B")
+}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+TINY = Shape(Qwen2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2), trajectories=8, longest=9)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointing", "no checkpointing"])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_training_pass(shape: Shape, checkpointing: bool, measured: Measured) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_training_pass(shape: str, checkpointing: bool, measured: Measured) -> None:
     """Time updates with bfloat16 autocast."""
     half = {"autocast": "bfloat16", "micro_batch_tokens": TOKENS, "gradient_checkpointing": checkpointing}
-    chosen = replace(shape if GPU else TINY, train=half)
+    chosen = SHAPES[shape] if GPU else TINY
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     try:
-        runs = timed_updates(chosen, make_random_trainer(chosen, DEVICE))
+        runs = timed_updates(chosen, make_random_trainer(chosen, **half))
     except torch.OutOfMemoryError as error:
         pytest.skip(f"does not fit: {error}")
     numbers = {"tokens/s": median(run.tokens / run.seconds for run in runs)}
@@ -96,7 +89,7 @@ class Run:
 
 def timed_updates(shape: Shape, trainer: Trainer) -> list[Run]:
     """Update a trainer on random trajectories of this shape, after a round of warm-up."""
-    rows, scores = random_rows(problems=shape.trajectories // 4, vocabulary=shape.vocabulary, longest=shape.longest)
+    rows, scores = random_rows(shape.trajectories // 4, vocabulary=shape.model.vocab_size, longest=shape.longest)
     lengths, runs = [len(row.token_ids) for row in rows], []
     for _ in range(WARM_UP + ROUNDS):
         metrics = trainer.update(rows, scores, version=2)
@@ -114,29 +107,18 @@ def training_flops(shape: Shape, lengths: list[int]) -> float:
     counted for all tokens, and what gradient checkpointing computes again does not count, as in the literature.
     Source: PaLM (arXiv 2204.02311, appendix B), with half of its attention, since a causal one needs no more.
     """
-    attention = 12 * shape.layers * shape.hidden
+    attention = 12 * shape.model.num_hidden_layers * shape.model.hidden_size
     return sum(6.0 * shape.matrix_parameters * length + attention * length * length / 2 for length in lengths)
 
 
-def make_random_trainer(shape: Shape, device: str) -> Trainer:
+def make_random_trainer(shape: Shape, **train: Any) -> Trainer:
     """Make a trainer of a random model."""
-    config = Qwen2Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        tie_word_embeddings=shape.tied,
-    )
-    run = make_config(optimizer=OPTIMIZER, advantage={}, **{**shape.train, "device": device})
-    trainer = Trainer(run)
-    with torch.random.fork_rng(), torch.device(device):
+    run = make_config(optimizer=OPTIMIZER, advantage={}, **train, device=DEVICE)
+    with torch.random.fork_rng(), torch.device(DEVICE):
         torch.manual_seed(0)
-        model = set_up(Qwen2ForCausalLM(config), run.train)
-    trainer._loaded = TrainState(  # without files: 7 billion parameters are 30 GB
+        model = set_up(Qwen2ForCausalLM(shape.model), run.train)
+    state = TrainState(  # without files: 7 billion parameters are 30 GB
         config=run,
-        algorithm=make_algorithm(run.algorithm, max_new_tokens=shape.longest),
         mesh=ALONE,
         model=model,
         critic=None,
@@ -145,7 +127,7 @@ def make_random_trainer(shape: Shape, device: str) -> Trainer:
         generator=torch.Generator().manual_seed(0),
         kl_ctl=0.0,
     )
-    return trainer
+    return Trainer(state)
 
 
 def test_flops_by_hand() -> None:

@@ -19,6 +19,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 from tasks.train.mesh import Mesh
 from tasks.train.policy import make_canary
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 from tests.conftest import INFERENCE
 from tests.inference.test_engine import generate, own_logprobs
@@ -35,8 +36,8 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_v
 def update_on_ranks(folder: Path, out: Path) -> None:
     """Take updates; each rank writes its part of the weights after every one."""
     config = make_config(optimizer=Optimizer(lr=1e-2), advantage={}, parallel={"shard": dist.get_world_size()})
-    trainer = Trainer(config, Mesh.of(config.train.parallel, "cpu", 60, ["a"] * 2))
-    trainer.load(folder)
+    mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a"] * 2)
+    trainer = Trainer(load_train_state(config, folder, mesh=mesh))
     for update in range(UPDATES):
         trainer.update(*random_rows(vocabulary=16, seed=update), version=2)
         trainer.save(out / str(update + 1) / "model", out / str(update + 1) / "state")

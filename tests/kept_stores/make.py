@@ -27,8 +27,8 @@ import tempfile
 from pathlib import Path
 from pkgutil import resolve_name
 
+from tests.experiments.teach import DIGITS, Lesson, WarmStart, make_policy
 from tests.support.killed_flow import Point, send_at
-from tests.support.teach import DIGITS, Lesson, WarmStart, make_policy
 
 FOLDER = Path(__file__).parent
 LARGEST = 1_200_000

@@ -133,17 +133,12 @@ def file_of(values: dict[str, Any], name: str) -> dict[str, Any]:
     return file
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table.parquet"
-        datasets.write_parquet(table, path)
-        return path.read_bytes()
-
-
 def rewrite_shard(store: Store, version: str, change: Callable[[pa.Table], pa.Table], name: str = SHARD) -> None:
     """Replace a shard's table, and update the manifest."""
     table = change(pq.read_table(pa.BufferReader(store.read(key(store, version, name)))))
-    replace_file(store, version, name, parquet_bytes(table), rows=table.num_rows)
+    with tempfile.NamedTemporaryFile() as file:
+        datasets.write_parquet(table, Path(file.name))
+        replace_file(store, version, name, Path(file.name).read_bytes(), rows=table.num_rows)
 
 
 def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object]) -> None:

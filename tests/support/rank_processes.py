@@ -30,23 +30,15 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any, log: Pa
     assert codes == [0] * size, log.read_text()[-8000:]
 
 
-def _run(
-    rank: int,
-    size: int,
-    meeting: str,
-    function: Callable[..., None],
-    arguments: Any,
-    log: Path,
-    environment: dict[str, str],  # the forkserver has that of the test in which it was started
-) -> None:
+def _run(rank: int, size: int, meeting: str, function: Callable[..., None], given: Any, log: Path, env: Any) -> None:
     end_with_parent()
     output = log.open("ab", buffering=0)
-    os.dup2(output.fileno(), sys.stdout.fileno())
-    os.dup2(output.fileno(), sys.stderr.fileno())
-    os.environ |= environment
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output.fileno(), stream.fileno())
+    os.environ |= env  # the forkserver has that of the test in which it was started
     from torch._C._distributed_c10d import FileStore
 
     from tasks.train.mesh import join_group
 
     join_group(rank, size, "cpu", FileStore(meeting, size), "127.0.0.1", 60)
-    function(*arguments)
+    function(*given)

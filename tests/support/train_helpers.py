@@ -16,9 +16,10 @@ from configs import Config, load
 from configs.algorithms import read_algorithm
 from configs.policy import LoRA
 from configs.train import Optimizer, Train
-from storage.records import Score, Status, Trajectory, Turn, pack_experts
+from storage.records import Score, Trajectory, Turn, pack_experts
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import load_model, make_adapter, save
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
@@ -33,9 +34,10 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-_OTHERS: dict[str, Any] = dict.fromkeys(("prompt", "problem_set", "policy", "agent", "environment"), "")
-_OTHERS |= dict.fromkeys(("sampling", "agent_args", "environment_args"), "{}") | {"run": "test"}
+_OTHERS: dict[str, Any] = dict.fromkeys(("prompt", "problem_set", "policy", "agent", "environment", "reason"), "")
+_OTHERS |= dict.fromkeys(("sampling", "agent_args", "environment_args"), "{}") | {"run": "test", "status": "completed"}
 _OTHERS |= dict.fromkeys(("iteration", "sample", "seed"), 0) | dict.fromkeys(("started_at", "latency_s"), 0.0)
+_OTHERS |= {"turn_discount": 1.0, "unplayed_turns": -1}
 """Columns of hand-made rows that say nothing."""
 
 
@@ -46,11 +48,8 @@ def make_trajectory(
     problem: str = "p",
     logprob: float = -1.0,
     version: int = 0,
-    status: Status = "completed",
-    turn_discount: float = 1.0,
-    unplayed_turns: int = -1,
     finish_reason: str = "stop",
-    reason: str = "",
+    **columns: Any,
 ) -> Trajectory:
     """Make a row: prompt 1 2 3, then the turns with feedback 4 5 in between; `finish_reason` is the last turn's."""
     ids, mask, spans = [1, 2, 3], [False] * 3, []
@@ -60,22 +59,10 @@ def make_trajectory(
         ended = finish_reason if number == len(turns) - 1 else "stop"
         spans.append(Turn(len(ids), len(ids) + len(turn), "", "wrong", 0.0, ended, "", 0.0, 0))
         ids, mask = [*ids, *turn], [*mask, *[True] * len(turn)]
-    return Trajectory(
-        trajectory_id=name,
-        problem_id=problem,
-        status=status,
-        reason=reason,
-        token_ids=ids,
-        action_mask=mask,
-        logprobs=[logprob if sampled else 0.0 for sampled in mask],
-        versions=[version if sampled else -1 for sampled in mask],
-        turns=spans,
-        turn_discount=turn_discount,
-        solutions=[],
-        policy_version=version,
-        unplayed_turns=unplayed_turns,
-        **_OTHERS,
-    )
+    said = {"token_ids": ids, "action_mask": mask, "turns": spans, "solutions": [], "policy_version": version}
+    said["logprobs"] = [logprob if sampled else 0.0 for sampled in mask]
+    said["versions"] = [version if sampled else -1 for sampled in mask]
+    return Trajectory(trajectory_id=name, problem_id=problem, **(_OTHERS | said | columns))
 
 
 def make_scores(name: str, *successes: float) -> list[Score]:
@@ -150,14 +137,14 @@ def save_random_adapter(model: Path, folder: Path, lora: LoRA = SMALL, noise: fl
 def make_trainer(
     folder: Path,
     optimizer: Optimizer = UNCLIPPED,
+    state: Path | None = None,
     version_0: Path | None = None,
     adapter: Path | None = None,
     teacher: Path | None = None,
     **options: Any,
 ) -> Trainer:
-    trainer = Trainer(make_config(optimizer=optimizer, **options))
-    trainer.load(folder, version_0=version_0, adapter=adapter, teacher=(teacher, None) if teacher else None)
-    return trainer
+    config, taught_by = make_config(optimizer=optimizer, **options), (teacher, None) if teacher else None
+    return Trainer(load_train_state(config, folder, state, version_0, adapter, taught_by))
 
 
 def make_config(temperature: float = 1.0, **options: Any) -> Config:
@@ -182,7 +169,7 @@ def _base() -> Config:
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in trainer._train_state.model.state_dict().items()}
+    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
 
 
 def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
@@ -193,7 +180,7 @@ def is_unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
     """Return the gradients of the last optimizer step; `UNCLIPPED` does not clip them."""
-    return {name: p.grad for name, p in trainer._train_state.model.named_parameters() if p.grad is not None}
+    return {name: p.grad for name, p in trainer.state.model.named_parameters() if p.grad is not None}
 
 
 def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:

@@ -1,6 +1,7 @@
 """A run in a store, with a tiny random policy and random rows, for trainers that read versions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +53,7 @@ class TrainingRun:
         data: Mapping[str, int] | None = None,
     ) -> None:
         self._open(folder, options, root)
-        self._data, config = data or {}, self.config()
+        config = self.config()
         with Draft(self.store, layout.run(RUN), "run") as draft:
             draft.commit(self._provenance, [])
         model = model or save_tiny(folder / "policy")
@@ -62,14 +63,19 @@ class TrainingRun:
             make_adapter(load_model(model), config.policy.lora, config.run.seed, adapter)
         begun = self.policy(0), model, None, canary, self._provenance, [layout.run(RUN)], dict[str, Any]()
         checkpoints.commit(self.store, *begun, adapter=adapter)
+        made: dict[str, Any] = {"config": self._provenance.config, "shard": 100}
         for iteration in range(iterations):
-            self._add_data(iteration)
+            rows, scores = random_rows(seed=iteration, newest=iteration, **data or {})
+            (part,) = self.order(iteration).parts
+            parents = [layout.run(RUN), self.policy(0)]
+            commit_rows(self.store, part.trajectories, "trajectories", rows, parents, **made)
+            commit_rows(self.store, part.scores, "scores", scores, [layout.run(RUN), part.trajectories], **made)
 
     @classmethod
-    def reopened(cls, folder: Path, root: str | None = None) -> Self:
-        """Return the run that another process has made in `folder`."""
+    def reopened(cls, folder: Path, options: Sequence[str] = OPTIONS, root: str | None = None) -> Self:
+        """Return the run that is in `folder`."""
         run = cls.__new__(cls)
-        run._open(folder, OPTIONS, root)
+        run._open(folder, options, root)
         return run
 
     def _open(self, folder: Path, options: Sequence[str], root: str | None = None) -> None:
@@ -78,13 +84,8 @@ class TrainingRun:
         self._provenance = Provenance(config=self.config().model_dump(mode="json"))
 
     def config(self, *overrides: str) -> Config:
-        where = [
-            f"storage.root={self.root}",
-            f"storage.cache={self.folder}/cache",
-            "train.threads=1",
-            "train.device=cpu",
-        ]
-        return load("smoke", [*where, *self._options, *overrides])
+        where = [f"storage.root={self.root}", f"storage.cache={self.folder}/cache"]
+        return load("smoke", [*where, "train.threads=1", "train.device=cpu", *self._options, *overrides])
 
     def policy(self, number: int) -> PolicyVersion:
         return layout.checkpoint(RUN, number)
@@ -93,16 +94,33 @@ class TrainingRun:
         data = layout.trajectories(RUN, iteration), layout.scores(RUN, iteration, SCORER)
         return UpdateOrder(self.policy(iteration + 1), self.policy(iteration), [Part(*data)])
 
-    def train(self, trainer: OrderedTrainer, iteration: int, told: list[str] | None = None) -> Manifest:
-        """Make and commit the next policy, as the task does; add lines of progress to `told`."""
+    def train(
+        self,
+        trainer: OrderedTrainer,
+        iteration: int,
+        told: list[str] | None = None,
+        parts: Sequence[Part] = (),
+        config: Config | None = None,
+    ) -> Manifest:
+        """Make and commit the next policy, as the task does.
+
+        Args:
+            trainer: makes it.
+            iteration: the number of the policy before it.
+            told: gets the lines of progress.
+            parts: the rows to train on; none: those of the iteration.
+            config: the trainer's configuration, if it is not the run's.
+        """
         order, lines = self.order(iteration), [] if told is None else told
+        if parts:
+            order = replace(order, parts=parts)
         made = trainer.update(order, lines.append)
         with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
-            (part,) = order.parts
-            parents = [order.policy, part.trajectories, part.scores]
+            parents = [order.policy, *(name for part in order.parts for name in (part.trajectories, part.scores))]
             base = self.policy(0) if self.config().policy.lora else None
-            return draft.commit(self._provenance, parents, made.metrics, base)
+            provenance = Provenance(config=config.model_dump(mode="json")) if config else self._provenance
+            return draft.commit(provenance, parents, made.metrics, base)
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return all weights and moments of a checkpoint."""
@@ -116,13 +134,6 @@ class TrainingRun:
     def committed(self) -> list[int]:
         """Return the numbers of the policies."""
         return [number for number in range(1000) if manifests.committed(self.store, self.policy(number))]
-
-    def _add_data(self, iteration: int) -> None:
-        rows, scores = random_rows(seed=iteration, newest=iteration, **self._data)
-        (part,) = self.order(iteration).parts
-        made: dict[str, Any] = {"config": self._provenance.config, "shard": 100}
-        commit_rows(self.store, part.trajectories, "trajectories", rows, [layout.run(RUN), self.policy(0)], **made)
-        commit_rows(self.store, part.scores, "scores", scores, [layout.run(RUN), part.trajectories], **made)
 
 
 def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

@@ -60,49 +60,27 @@ class Tree:
         ]
 
 
-TREES = {
+TREES = {  # follows, rewards, asked, received, paid
     # Wrong, wrong, right.
-    "chain": Tree(follows=[-1, 0, 1], rewards=[0, 0, 1]),
+    "chain": Tree([-1, 0, 1], [0, 0, 1]),
     # One request with n=3; the agent gives the environment the second candidate.
-    "candidates": Tree(
-        follows=[-1, -1, -1], rewards=[None, 1, None], asked=[0, 0, 0], received=[0, 1, 2], paid=[0, 3, 0]
-    ),
+    "candidates": Tree([-1, -1, -1], [None, 1, None], [0, 0, 0], [0, 1, 2], [0, 3, 0]),
     # One request with n=3; the agent goes on with the first candidate, which is stored after the others for that.
-    "candidate that goes on": Tree(
-        follows=[-1, -1, -1, 2],
-        rewards=[None, None, None, 1],
-        asked=[0, 0, 0, 3],
-        received=[1, 2, 0, 3],
-        paid=[0, 0, 0, 4],
-    ),
+    "candidate that goes on": Tree([-1, -1, -1, 2], [None, None, None, 1], [0, 0, 0, 3], [1, 2, 0, 3], [0, 0, 0, 4]),
     # The same question again after a wrong answer: not in the prompt, and a chain in time.
-    "retry": Tree(follows=[-1, -1], rewards=[0, 1]),
+    "retry": Tree([-1, -1], [0, 1]),
     # A planner; two workers at once, graded when both have answered; the planner's last word.
-    "planner and workers": Tree(
-        follows=[-1, -1, -1, 2],
-        rewards=[1, 0, None, None],
-        asked=[1, 1, 0, 3],
-        received=[1, 2, 0, 3],
-        paid=[3, 3, 0, 0],
-    ),
+    "planner and workers": Tree([-1, -1, -1, 2], [1, 0, None, None], [1, 1, 0, 3], [1, 2, 0, 3], [3, 3, 0, 0]),
     # Two turns, then a new conversation that begins with their summary: a chain in time.
-    "compaction": Tree(follows=[-1, 0, -1], rewards=[None, None, 1]),
+    "compaction": Tree([-1, 0, -1], [None, None, 1]),
     # Two calls of tools and an answer.
-    "tool loop": Tree(follows=[-1, 0, 1], rewards=[None, None, 1]),
+    "tool loop": Tree([-1, 0, 1], [None, None, 1]),
     # Two conversations of two turns at once. First answers: a's, then b's. Each asks again at once, and is graded.
-    "two sub-agents": Tree(
-        follows=[-1, 0, -1, 2], rewards=[None, 1, None, 0], asked=[0, 1, 0, 2], received=[0, 2, 1, 3], paid=[0, 3, 0, 4]
-    ),
+    "two sub-agents": Tree([-1, 0, -1, 2], [None, 1, None, 0], [0, 1, 0, 2], [0, 2, 1, 3], [0, 3, 0, 4]),
     # Two ways to go on from the first turn, asked for at once; the agent goes on with the second of them.
-    "unused branch": Tree(
-        follows=[-1, 0, 0, 2],
-        rewards=[None, None, None, 1],
-        asked=[0, 1, 1, 3],
-        received=[0, 1, 2, 3],
-        paid=[0, 0, 0, 4],
-    ),
+    "unused branch": Tree([-1, 0, 0, 2], [None, None, None, 1], [0, 1, 1, 3], [0, 1, 2, 3], [0, 0, 0, 4]),
     # The agent lost patience and asked again; the first answer came when the second was there.
-    "nobody waited": Tree(follows=[-1, -1], rewards=[1, None], asked=[0, 0], received=[0, -1], paid=[1, 0]),
+    "nobody waited": Tree([-1, -1], [1, None], [0, 0], [0, -1], [1, 0]),
 }
 """Episodes by name; each turn without a reward was given to no environment."""
 

@@ -45,7 +45,7 @@ LIMIT = 16
 """`max_new_tokens` of the trainers of these tests."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Token:
     """An action token, or an observation (`turn` is that before it), with its logprobs."""
 
@@ -192,8 +192,8 @@ def naive_grpo(data: Naive) -> Tensor:
 
 
 def naive_dr_grpo(data: Naive) -> Tensor:
-    terms = [clip(ratio_of(token), data.advantage(token), 0.2, 0.2) for token in data.actions]
-    return torch.stack(terms).sum() / LIMIT / len(data.rows)
+    mean = data.mean(lambda token: clip(ratio_of(token), data.advantage(token), 0.2, 0.2))
+    return mean * len(data.actions) / LIMIT / len(data.rows)
 
 
 def naive_rloo(data: Naive) -> Tensor:
@@ -215,11 +215,8 @@ def naive_reinforce_pp(data: Naive) -> Tensor:
         kl = sum(0.001 * (other.behaviour - other.reference) for other in later)
         returns.append(data.earned(token.row, token.turn, data.verdict) - kl)
     mean, std = float(np.mean(returns)), float(np.std(returns)) + 1e-5
-    terms = [
-        clip(ratio_of(token), (value - mean) / std, 0.2, 0.2)
-        for token, value in zip(data.actions, returns, strict=True)
-    ]
-    return torch.stack(terms).mean()
+    advantages = {token: (value - mean) / std for token, value in zip(data.actions, returns, strict=True)}
+    return data.mean(lambda token: clip(ratio_of(token), advantages[token], 0.2, 0.2))
 
 
 def of_sequence(data: Naive, token: Token, ratio: Tensor) -> Tensor:
@@ -241,10 +238,7 @@ def naive_gspo_token(data: Naive) -> Tensor:
 
 
 def naive_cispo(data: Naive) -> Tensor:
-    def loss(token: Token) -> Tensor:
-        return -min(ratio_of(token).item(), 5.0) * data.advantage(token, by_std=True) * token.logp
-
-    return data.mean(loss)
+    return data.mean(lambda token: -min(ratio_of(token).item(), 5.0) * data.advantage(token, by_std=True) * token.logp)
 
 
 def naive_max_rl(data: Naive) -> Tensor:
@@ -256,17 +250,10 @@ def naive_max_rl(data: Naive) -> Tensor:
     return data.mean(lambda token: clip(ratio_of(token), advantage(token), 0.2, 0.2))
 
 
-def naive_mis(data: Naive) -> Tensor:
+def naive_mis(data: Naive, level: str = "token", floor: float = 0.5, cap: float = 5.0) -> Tensor:
     def loss(token: Token) -> Tensor:
-        ratio = ratio_of(token)
-        return -ratio * data.advantage(token) * (0.5 <= ratio.item() <= 5.0)
-
-    return data.mean(loss)
-
-
-def naive_mis_sequence(data: Naive) -> Tensor:
-    def loss(token: Token) -> Tensor:
-        return -ratio_of(token) * data.advantage(token) * (0.8 <= data.sequence_ratio(token).item() <= 1.2)
+        decides = ratio_of(token) if level == "token" else data.sequence_ratio(token)
+        return -ratio_of(token) * data.advantage(token) * (floor <= decides.item() <= cap)
 
     return data.mean(loss)
 
@@ -325,6 +312,7 @@ OF_PPO: list[dict[str, Any]] = [
     {"kl": {"place": "loss", "estimator": "k2", "kl_ctl": 0.7}},
     {"kl": {"place": "loss", "estimator": "k3", "kl_ctl": 0.7}, "entropy_coefficient": 0.3},
 ]
+SEQUENCES: dict[str, Any] = {"level": "sequence", "floor": 0.8, "cap": 1.2}
 FORMULAS: dict[str, tuple[Callable[[Naive], Tensor], dict[str, Any]]] = {
     **{f"ppo, {knobs}": (partial(naive_ppo, **knobs), {"type": "ppo", **knobs, **NOT_NORMALISED}) for knobs in OF_PPO},
     "grpo": (naive_grpo, {}),
@@ -337,7 +325,7 @@ FORMULAS: dict[str, tuple[Callable[[Naive], Tensor], dict[str, Any]]] = {
     "cispo": (naive_cispo, {}),
     "max_rl": (naive_max_rl, {}),
     "mis": (naive_mis, {}),
-    "mis, sequences": (naive_mis_sequence, {"type": "mis", "level": "sequence", "floor": 0.8, "cap": 1.2}),
+    "mis, sequences": (partial(naive_mis, **SEQUENCES), {"type": "mis", **SEQUENCES}),
     "rft": (naive_rft, {"distinct": False}),
     "dpo": (naive_dpo, {}),
     "kto": (naive_kto, {"beta": 0.2, "good_weight": 1.5, "bad_weight": 0.5}),
@@ -379,8 +367,7 @@ def test_a_served_teacher_teaches_the_same(tmp_path: Path) -> None:
         of_row = taught[row.trajectory_id] = []
         for start, end in pairwise([*row.sequence_starts, len(row.token_ids)]):
             ids = torch.tensor([row.token_ids[start:end]])
-            with torch.no_grad():
-                logprobs = torch.log_softmax(tiny_model(seed=8)(ids).logits[0, :-1], -1)
+            logprobs = torch.log_softmax(tiny_model(seed=8)(ids).logits[0, :-1], -1)
             of_row += [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
     found = []
     for teacher, given in ((tmp_path / "teacher", None), (None, taught)):
@@ -399,14 +386,12 @@ def algorithm(name: str, **knobs: Any) -> Algorithm:
 
 def group(*episodes: Sequence[float]) -> list[Sample]:
     """Make samples of one problem from the successes of their turns; turn k has k + 1 tokens of its own."""
-    names = [f"e{number}" for number in range(len(episodes))]
     made = [
-        make_trajectory(name, [[10 * number + k] * (k + 1) for k in range(len(turns))])
-        for number, (name, turns) in enumerate(zip(names, episodes, strict=True))
+        make_trajectory(f"e{number}", [[10 * number + k] * (k + 1) for k in range(len(turns))])
+        for number, turns in enumerate(episodes)
     ]
-    return build_samples(
-        made, [s for name, turns in zip(names, episodes, strict=True) for s in make_scores(name, *turns)], Reward()
-    )
+    scores = [score for number, turns in enumerate(episodes) for score in make_scores(f"e{number}", *turns)]
+    return build_samples(made, scores, Reward())
 
 
 def assigned(name: str, samples: Sequence[Sample], **knobs: Any) -> Assignment:
@@ -460,9 +445,8 @@ def test_reinforce_pp_charges_no_candidate_the_kl_of_its_siblings() -> None:
     of_both = algorithm("reinforce_pp").assign([sample, other], [Observed(costs), Observed(0 * costs)]).advantages
     # Both tokens of the answer cost 0.4, of the second candidate 0.3, of the first 0.2, of the planner 0.1.
     expected = np.array([-2.0, -1.9, -1.2, -1.0, -1.4, -1.1, -0.8, -0.4])
-    assert of_both[0] == pytest.approx(
-        (expected - (both := np.append(expected, np.ones(8))).mean()) / (both.std() + 1e-5)
-    )
+    both = np.append(expected, np.ones(8))
+    assert of_both[0] == pytest.approx((expected - both.mean()) / (both.std() + 1e-5))
 
 
 def test_echo_chooses_what_followed_a_call() -> None:
@@ -470,13 +454,11 @@ def test_echo_chooses_what_followed_a_call() -> None:
     (sample,) = group([0, 0, 1])  # prompt 0-2, turn 3, feedback 4-5, turn 6-7, feedback 8-9, turn 10-12
     called = replace(sample, graded=np.array([False, True, True]))
     for kind, expected in (("tools", [4, 5]), ("all", [4, 5, 8, 9])):
-        found = assigned("echo", [called], observations=kind)
-        assert found.observations is not None
-        assert found.observations[0].positions.tolist() == expected
+        (found,) = assigned("echo", [called], observations=kind).observations or []
+        assert found.positions.tolist() == expected
     rewritten = replace(called, starts=np.array([0, 5]))
-    none = assigned("echo", [rewritten]).observations
-    assert none is not None
-    assert none[0].positions.tolist() == []  # nothing in the new sequence follows an action of its own
+    (none,) = assigned("echo", [rewritten]).observations or []
+    assert none.positions.tolist() == []  # nothing in the new sequence follows an action of its own
 
 
 class Halved(Algorithm):
@@ -535,7 +517,7 @@ def named_entropy(inputs: LossInputs) -> LossOutputs:
 
 def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
     """It is named by its module, the numbers that its loss returns are metrics, and it may add a component."""
-    for args in ({"weight": 0.25}, {"component": "weight-only"}):
+    for args in ({}, {"component": "weight-only"}):
         trainer = make_trainer(save_tiny(tmp_path), type=f"{__name__}:Halved", args=args)
         metrics = trainer.update(*rows(), version=2)
         assert (metrics["trajectories"], metrics["policy/surprise"] > 1) == (16, True)
@@ -553,16 +535,27 @@ def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
         ({"mistake": "tensor"}, r"the loss of the component rl returned Tensor: return LossOutputs"),
         ({"mistake": "undeclared"}, r"its loss reads the logprobs of sampling: name them in its attribute `uses`"),
         ({"mistake": "per"}, r"per='episode': a loss is divided by 'tokens', 'sequences' or a number above 0"),
+        ({"loss": "doubled"}, r"no metric `ratio`, but algorithm\.early_stop_imp_ratio limits it: return it"),
+        ({"loss": "named_entropy"}, r"the loss of the component rl: a metric cannot be called 'entropy': rename it"),
     ],
     ids=str,
 )
 def test_mistakes_in_ones_own_are_told_before_anything_starts(args: dict[str, Any], message: str) -> None:
+    """Those of a class, by its arguments, and those of a loss beside the class of PPO."""
+    own: dict[str, Any] = {"type": f"{__name__}:Halved", "args": args}
+    if loss := args.get("loss"):
+        own = {"type": "ppo", "loss": f"{__name__}:{loss}"}
     with pytest.raises(ValueError, match=message):
-        check_algorithm(read_algorithm({"type": f"{__name__}:Halved", "args": args}))
+        check_algorithm(read_algorithm(own))
 
 
 def test_knobs_beside_a_class_or_loss_of_ones_own() -> None:
-    """Arguments of the class are `args`; a loss may be another function, which does not see the clip."""
+    """Arguments of the class are `args`; a loss may be another function, which does not see the clip.
+
+    A class on top of PPO says itself what it needs.
+    """
+    check_algorithm(read_algorithm({"type": "ppo", "loss": f"{__name__}:doubled", "early_stop_imp_ratio": None}))
+    check_algorithm(read_algorithm({"type": f"{__name__}:Clipped"}))
     own = ["algorithm.type=my_module:Mine"]
     assert load("smoke", [*own, "algorithm.loss=a:b"]).algorithm.type == "my_module:Mine"
     with pytest.raises(
@@ -571,20 +564,6 @@ def test_knobs_beside_a_class_or_loss_of_ones_own() -> None:
         load("smoke", [*own, "algorithm.scale=2"])
     with pytest.raises(ValueError, match=r"eps_clip=0\.3 has no effect with a loss of your own"):
         read_algorithm({"type": "grpo", "loss": "a:b", "eps_clip": 0.3})
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        ("doubled", r"no metric `ratio`, but algorithm\.early_stop_imp_ratio limits it: return it"),
-        ("named_entropy", r"the loss of the component rl: a metric cannot be called 'entropy': rename it"),
-    ],
-)
-def test_metrics_of_ones_own_loss_are_checked_before_anything_starts(loss: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_algorithm(read_algorithm({"type": "ppo", "loss": f"{__name__}:{loss}"}))
-    check_algorithm(read_algorithm({"type": "ppo", "loss": f"{__name__}:doubled", "early_stop_imp_ratio": None}))
-    check_algorithm(read_algorithm({"type": f"{__name__}:Clipped"}))  # a class on top of PPO says itself what it needs
 
 
 def test_a_loss_of_ones_own_replaces_the_policy_loss(tmp_path: Path) -> None:

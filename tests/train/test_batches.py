@@ -118,10 +118,8 @@ def test_rows_and_trees_give_the_same_logprobs(kind: str) -> None:
 
 def test_trees_need_a_model_that_is_known_to_obey_the_mask() -> None:
     """A model with a sliding window, or of another type, gets a row for each sequence."""
-    windowed = tiny_model("qwen2")
-    windowed.config.use_sliding_window = True
-    assert not batching_for(windowed, Train()).trees
-    assert not batching_for(gpt2(), Train()).trees
+    windowed = tiny_model("qwen2", use_sliding_window=True)
+    assert not any(batching_for(model, Train()).trees for model in (windowed, gpt2()))
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -146,21 +144,16 @@ def test_every_beginning_is_in_the_tree_once(sequences: list[list[int]], most: i
 
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
-LENGTHS = torch.tensor([12, 7, 9])
+PADDED = Rows(TOKENS * (torch.arange(12) < torch.tensor([[12], [7], [9]])))
 ROWS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
 COLUMNS = torch.tensor([1, 5, 6, 11, 4, 6, 7, 8])
 
 
-def padded() -> torch.Tensor:
-    return TOKENS * (torch.arange(12) < LENGTHS[:, None])
-
-
 def test_a_padded_batch_may_be_wider_than_the_context() -> None:
     """A critic reads the place after the last token. Padding beyond the model's context is not fed to the model."""
-    model = gpt2().eval()
-    wider = torch.nn.functional.pad(padded(), (0, 5))
-    expected = hidden_states(model, Rows(padded()), with_last=True)
-    torch.testing.assert_close(hidden_states(model, Rows(wider), with_last=True), expected)
+    model, wider = gpt2().eval(), Rows(torch.nn.functional.pad(PADDED.tokens, (0, 5)))
+    expected = hidden_states(model, PADDED, with_last=True)
+    torch.testing.assert_close(hidden_states(model, wider, with_last=True), expected)
 
 
 def test_autocast_does_not_round_the_logits() -> None:
@@ -204,6 +197,6 @@ def test_full_vocabulary_logits_exist_for_one_chunk_only(monkeypatch: pytest.Mon
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        action_logprobs(model, Rows(padded()), Places(ROWS, COLUMNS, COLUMNS - 1), 1.0)
+        action_logprobs(model, PADDED, Places(ROWS, COLUMNS, COLUMNS - 1), 1.0)
     assert sizes == [(3, VOCABULARY), (3, VOCABULARY), (2, VOCABULARY)]
     assert not [shape for shape in kept if shape[-1:] == (VOCABULARY,) and shape[0] <= 8]

@@ -49,8 +49,8 @@ def test_returns_of_ten_trees_by_hand(name: str) -> None:
 
 def test_baselines_are_those_of_the_order_of_answers() -> None:
     """The candidate that the agent got first is compared with the other episode's first, wherever it is stored."""
-    goes_on, candidates = TREES["candidate that goes on"], TREES["candidates"]
-    samples = [sample_of(goes_on, "a"), sample_of(replace(candidates, rewards=[None, -2, None]), "b")]
+    candidates = replace(TREES["candidates"], rewards=[None, -2, None])
+    samples = [sample_of(TREES["candidate that goes on"], "a"), sample_of(candidates, "b")]
     assert [sample.causes.position.tolist() for sample in samples] == [[1, 2, 0, 3], [0, 1, 2]]
     assert [sample.returns.tolist() for sample in samples] == [[1, 1, 1, 1], [-2, -2, -2]]
     by_place = np.array([1, 1, 1]) - (1 - 2) / 2
@@ -70,8 +70,8 @@ def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
     assert (sample.returns.tolist(), sample.graded.tolist()) == ([1, 1], [True, False])
     too_long = Tree(follows=[-1, -1, -1], rewards=[None, None, 1], asked=[0, 0, 1], received=[0, -1, 1], paid=[0, 0, 2])
     assert sample_of(too_long, turn_discount=0.5).returns.tolist() == [0.5, 0.5, 1]
-    lost = replace(make_trajectory("t", [[10], [11]], status="failed"), fault="policy")
-    lost = replace(lost, received=[0, -1], asked=[0, 1], paid=[0, 0])
+    order: dict[str, Any] = {"received": [0, -1], "asked": [0, 1], "paid": [0, 0]}
+    lost = make_trajectory("t", [[10], [11]], status="failed", fault="policy", **order)
     none = [replace(score, verdict="none") for score in make_scores("t", 0, 0)]
     (sample,) = build_samples([lost], none, Reward())
     assert sample.returns.tolist() == [-1, -1]
@@ -86,21 +86,17 @@ def test_a_lost_answer_does_not_stand_for_the_one_that_was_got() -> None:
     assert [each.tolist() for each in advantages] == [[0, 0, -10, -10], [0, 0, 0, 0]]
 
 
-ORDERS = st.lists(st.floats(-9, 9), min_size=1, max_size=7)
-
-
-@given(ORDERS, st.floats(0, 1), st.floats(-5, 5))
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=7), st.floats(0, 1), st.floats(-5, 5))
 def test_chains_earn_what_they_earned_bit_for_bit(rewards: list[float], discount: float, after: float) -> None:
     """Written as columns or left empty, a chain has the recursion of `turn_returns`, without any rounding."""
     turns = len(rewards)
     penalties = np.linspace(-1, 0, turns)
-    columns = {"received": [*range(turns)], "asked": [*range(turns)], "paid": [*range(1, turns + 1)]}
-    row = make_trajectory("t", [[10]] * turns)
+    row, order = make_trajectory("t", [[10]] * turns), [*range(turns)]
     scores = [replace(score, verdict="wrong") for score in make_scores("t", *rewards)]
-    for each in (row, replace(row, **columns)):  # type: ignore[arg-type]
+    for each in (row, replace(row, received=order, asked=order, paid=[*range(1, turns + 1)])):
         (sample,) = build_samples([each], scores, RAW)
         assert sample.causes.is_chain
-        assert sample.causes.position.tolist() == columns["received"]
+        assert sample.causes.position.tolist() == order
         earned = sample.causes.returns(np.array(rewards), penalties, discount, after)
         assert earned.tolist() == turn_returns([*(np.array(rewards) + penalties)], discount, after)
 
@@ -116,16 +112,13 @@ def orders(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return list(received), asked, paid
 
 
-NUMBERS = st.lists(st.floats(-9, 9), min_size=6, max_size=6)
+NUMBERS = st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=6, max_size=6)
+"""A reward and a penalty of each turn."""
 
 
-@given(orders(), NUMBERS, NUMBERS, st.floats(0, 1), st.floats(-5, 5))
+@given(orders(), NUMBERS, st.floats(0, 1), st.floats(-5, 5))
 def test_returns_are_the_sum_over_what_a_turn_could_cause(
-    columns: tuple[list[int], list[int], list[int]],
-    scored: list[float],
-    penalised: list[float],
-    discount: float,
-    after: float,
+    columns: tuple[list[int], list[int], list[int]], numbers: list[tuple[float, float]], discount: float, after: float
 ) -> None:
     """The definition, written out: pairs of turns, and the longest line of causes by recursion.
 
@@ -134,8 +127,8 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
     The reward of a turn to which none was given is that for its length, a penalty.
     """
     received, asked, paid = columns
-    turns, rewards = range(len(received)), np.array(scored[: len(received)])
-    penalties = np.array(penalised[: len(received)])
+    turns = range(len(received))
+    rewards, penalties = np.array(numbers[: len(received)]).T
     own = penalties + np.where(np.array(paid) > 0, 0.0, rewards)
 
     def depth(turn: int) -> int:
@@ -159,9 +152,8 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
             + sum(rewards[other] * later(deepest(paid[other])) for other in turns if paid[other] > place)
             + sum(own[other] * later(depth(other)) for other in turns if asked[other] > place)
         )
-    row = replace(
-        make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
-    )
+    order: dict[str, Any] = {"received": received, "asked": asked, "paid": paid}
+    row = make_trajectory("t", [[10]] * len(received), **order, turn_discount=discount)
     none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
     (sample,) = build_samples([row], none, RAW)
     assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
@@ -169,15 +161,12 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
 
 def test_an_order_that_is_not_possible_is_known() -> None:
     """Nobody asks with a completion that comes later, and none is paid before it is there."""
-    possible = {"received": [0, 1], "asked": [0, 1], "paid": [1, 2]}
-    row = replace(make_trajectory("t", [[10], [11]]), **possible)  # type: ignore[arg-type]
+    row = make_trajectory("t", [[10], [11]], received=[0, 1], asked=[0, 1], paid=[1, 2])
     assert in_order(row)
-    for column, values in (
-        *(("received", each) for each in ([0, 0], [0, 2], [0], [0, -2], [0, -1])),
-        *(("asked", each) for each in ([0, 2], [-1, 1])),
-        *(("paid", each) for each in ([1, 1], [1, 3])),
-    ):
-        assert not in_order(replace(row, **{column: values}))  # type: ignore[arg-type]
+    for received in ([0, 0], [0, 2], [0], [0, -2], [0, -1]):
+        assert not in_order(replace(row, received=received))
+    for asked, paid in (([0, 2], [1, 2]), ([-1, 1], [1, 2]), ([0, 1], [1, 1]), ([0, 1], [1, 3])):
+        assert not in_order(replace(row, asked=asked, paid=paid))
 
 
 def test_gae_over_branches_by_hand() -> None:

@@ -36,9 +36,8 @@ def test_what_no_policy_can_have_sampled_is_not_trained_on(
     rows, scores = random_rows()
     place = rows[5].turns[0].start
     changed: Any = {column: [value if at == place else old for at, old in enumerate(getattr(rows[5], column))]}
-    broken = replace(rows[5], **changed)
     trainer = make_trainer(save_tiny(tmp_path), rollout=Rollout(max_head_offpolicyness=10**7))
-    before, given = weights(trainer), [*rows[:5], broken, *rows[6:]]
+    before, given = weights(trainer), [*rows[:5], replace(rows[5], **changed), *rows[6:]]
     if chosen and value == 3:
         trainer.update(given, scores, version=2, chosen=True)
         return
@@ -64,9 +63,8 @@ def test_experts_that_the_policy_does_not_have_are_refused(tmp_path: Path) -> No
         experts: Any = unpack_experts(given[1].experts).astype(np.int64)
         experts[1, 0, 0] = number
         wrong = replace(given[1], experts=pack_experts(experts))
-        with pytest.raises(
-            ValueError, match=r"t001(: experts that are no numbers from -1| have experts outside of -1 to 4)"
-        ):
+        message = r"t001(: experts that are no numbers from -1| have experts outside of -1 to 4)"
+        with pytest.raises(ValueError, match=message):
             trainer.update([given[0], wrong, *given[2:]], scores, version=2)
 
 
@@ -78,8 +76,6 @@ def test_a_teacher_cannot_pay_by_logprobs_that_are_none(tmp_path: Path, wrong: f
     taught["t002"] = [wrong] * len(rows[2].token_ids)
     trainer = make_trainer(save_tiny(tmp_path), type="opd")
     before = weights(trainer)
-    with pytest.raises(
-        ValueError, match="the teacher's server gave .* or impossible logprobs to the trajectories t002"
-    ):
+    with pytest.raises(ValueError, match="teacher's server gave .* or impossible logprobs to the trajectories t002"):
         trainer.update(rows, scores, version=2, taught=taught)
     assert is_unchanged(trainer, before)

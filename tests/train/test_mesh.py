@@ -1,6 +1,7 @@
 """Every mesh of ranks computes what one process computes, with every algorithm and every option of PPO."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from configs import Config
 from configs.algorithms import NAMES
-from configs.train import Optimizer, Train
+from configs.train import Optimizer
 from storage.records import Score, Trajectory
 from storage.versions.weights import load_model
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.sharding import StoredTensors, whole
+from tasks.train.train_state import load_train_state
 from tasks.train.trainer import Trainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
@@ -33,6 +35,8 @@ from tests.support.train_helpers import (
     with_random_experts,
 )
 
+MIXTURE, ADAPTER = "mixture of experts", "adapter"
+"""The option whose policy is one, and that with which only an adapter is trained."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "small micro-batches": {"micro_batch_tokens": 16},
@@ -51,17 +55,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": EVERYTHING,
     "gradient checkpointing": {"gradient_checkpointing": True},
     "autocast": {"autocast": "bfloat16"},
-    "mixture of experts": {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
-    "adapter": {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
+    MIXTURE: {**EVERYTHING, "routing_replay": True, "gradient_checkpointing": True},
+    ADAPTER: {"kl": {"kl_ctl": 0.1, "place": "loss"}, "gradient_checkpointing": True},
     **{name: {"type": name} for name in NAMES if name not in ("ppo", "echo")},
     "echo": {"type": "echo", "observations": "all"},
 }
-MIXTURE = "mixture of experts"
-"""The option whose policy is one."""
-FEW = ["early stop", "everything", "autocast", MIXTURE, "adapter", "dpo", "echo"]
+FEW = ["early stop", "everything", "autocast", MIXTURE, ADAPTER, "dpo", "echo"]
 """Options of the short test; the long one has all."""
-ADAPTED = {"adapter"}
-"""Options with which only an adapter is trained."""
 LOOSE = {"autocast": 2e-2}
 """Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
 UPDATES = 5
@@ -75,30 +75,21 @@ MAX_NORM = 0.5
 OPTIMIZER = Optimizer(lr=1e-3, max_grad_norm=MAX_NORM, weight_decay=0.1, eps=1e-4)
 
 
-def rows() -> tuple[list[Trajectory], list[Score]]:
+def rows(*, routed: bool) -> tuple[list[Trajectory], list[Score]]:
     """Make rows for which every option does something: some are cut, and one has two sequences."""
     rows, scores = random_rows(problems=6)
     rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
     rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
-    return rows, scores
-
-
-def rows_for(train: Train) -> tuple[list[Trajectory], list[Score]]:
-    made, scores = rows()
-    return [with_random_experts(row) for row in made] if train.routing_replay else made, scores
+    return [with_random_experts(row) for row in rows] if routed else rows, scores
 
 
 def save_both(folder: Path, kind: str = "qwen3", *, tied: bool = False) -> Path:
     """Save a dense policy, and below it an adapter that changes something, a teacher, and a mixture of experts."""
     save_tiny(folder / "mixture", "qwen3_moe")
     save_tiny(folder, kind, tied)
-    save_random_adapter(folder, folder / "adapter")
+    save_random_adapter(folder, folder / ADAPTER)
     tiny_model(kind, tied, seed=7).save_pretrained(folder / "teacher")
     return folder
-
-
-def policy_for(name: str, folder: Path) -> Path:
-    return folder / "mixture" if name == MIXTURE else folder
 
 
 def config_of(name: str, replicate: int = 1, shard: int = 1) -> Config:
@@ -107,36 +98,28 @@ def config_of(name: str, replicate: int = 1, shard: int = 1) -> Config:
     return make_config(optimizer=OPTIMIZER, **{"minibatches": 2, "parallel": shape, **normalised, **options})
 
 
-def start(folder: Path, config: Config, mesh: Mesh, *, adapted: bool = False) -> Trainer:
-    trainer = Trainer(config, mesh)
-    teacher = (folder / "teacher", None) if config.algorithm.type == "opd" else None
-    trainer.load(folder, adapter=folder / "adapter" if adapted else None, teacher=teacher)
-    return trainer
-
-
 def numbers(trainer: Trainer) -> dict[str, Tensor]:
     """Return weights and gradients of the policy, and the weights of critic and reference, whole."""
-    state = trainer._train_state
-    named: dict[str, Tensor] = {f"weight/{name}": p for name, p in state.model.named_parameters()}
+    state = trainer.state
     gradients = {name: whole(p.grad) for name, p in state.model.named_parameters() if p.grad is not None}
     norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
     # Clipped, also where an early stop left the step out.
-    named |= {f"gradient/{name}": value / max(1.0, norm / MAX_NORM) for name, value in gradients.items()}
-    if state.critic:
-        named |= {f"critic/{name}": p for name, p in state.critic.named_parameters()}
-    if state.reference:
-        named |= {f"reference/{name}": p for name, p in state.reference.named_parameters()}
+    named = {f"gradient/{name}": value / max(1.0, norm / MAX_NORM) for name, value in gradients.items()}
+    for kind, part in zip(KINDS, (state.model, state.critic, state.reference), strict=True):
+        named |= {f"{kind}/{name}": parameter for name, parameter in (part.named_parameters() if part else ())}
     return {name: whole(value.detach()).clone() for name, value in named.items()}
 
 
-def train(folder: Path, mesh: Mesh, config: Config, *, adapted: bool) -> tuple[dict[str, Tensor], dict[str, float]]:
+def train(name: str, folder: Path, mesh: Mesh, config: Config) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
-    trainer, metrics = start(folder, config, mesh, adapted=adapted), dict[str, float]()
-    found: dict[str, Tensor] = {}
+    policy, adapter = folder / "mixture" if name == MIXTURE else folder, folder / ADAPTER if name == ADAPTER else None
+    teacher = (folder / "teacher", None) if name == "opd" else None
+    trainer = Trainer(load_train_state(config, policy, adapter=adapter, teacher=teacher, mesh=mesh))
+    metrics, found = dict[str, float](), dict[str, Tensor]()
     for version in range(UPDATES):
-        metrics = trainer.update(*rows_for(config.train), version=2 + version)
+        metrics = trainer.update(*rows(routed=name == MIXTURE), version=2 + version)
         if version in (0, UPDATES - 1):
-            found |= {f"{version}/{name}": value for name, value in numbers(trainer).items()}
+            found |= {f"{version}/{key}": value for key, value in numbers(trainer).items()}
     return found, metrics
 
 
@@ -146,13 +129,12 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
         for name in names:
             config = config_of(name, replicate, shard)
             mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a"] * config.train.parallel.ranks)
-            found, metrics = train(policy_for(name, folder), mesh, config, adapted=name in ADAPTED)
+            found = train(name, folder, mesh, config)
             if name == MIXTURE:
-                save_policy(
-                    load_policy(policy_for(name, folder), config.train, mesh), out / f"{replicate}x{shard} files", mesh
-                )
+                policy = load_policy(folder / "mixture", config.train, mesh)
+                save_policy(policy, out / f"{replicate}x{shard} files", mesh)
             if dist.get_rank() == 0:
-                torch.save((found, metrics), out / f"{replicate}x{shard} {name}.pt")
+                torch.save(found, out / f"{replicate}x{shard} {name}.pt")
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor], *kinds: str) -> float:
@@ -168,8 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
     """Compare each mesh with one process: numbers and metrics."""
     run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
-    named = {name for names in plan.values() for name in names}
-    alone = {name: train(policy_for(name, folder), ALONE, config_of(name), adapted=name in ADAPTED) for name in named}
+    alone = {name: train(name, folder, ALONE, config_of(name)) for name in {*chain.from_iterable(plan.values())}}
     for (replicate, shard), names in plan.items():
         for name in names:
             found, metrics = torch.load(out / f"{replicate}x{shard} {name}.pt")

@@ -42,7 +42,7 @@ def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
     metrics = trainer.update(*random_rows(), version=2, progress=lines.append)
     assert lines.pop().startswith("minibatch 6 of 6")
     assert lines[0].startswith("proximal logprobs of 16 trajectories")
-    assert trainer._train_state.steps == 6
+    assert trainer.state.steps == 6
     assert metrics["policy/ratio"] != 1.0
     assert metrics["policy/kl"] > 0
     assert metrics["tokens/padding_share"] < 0.5
@@ -63,7 +63,7 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path, logprob: float,
     rows, scores = random_rows()
     far = [replace(row, logprobs=[logprob if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
     trainer = make_trainer(save_tiny(tmp_path), objective="behaviour", critic={"model": critic}, **GAE)
-    before, state = weights(trainer), trainer._train_state
+    before, state = weights(trainer), trainer.state
     assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
     assert is_unchanged(trainer, before)
     assert state.critic
@@ -92,7 +92,7 @@ def test_a_moving_reference_follows(tmp_path: Path) -> None:
         trainer = make_trainer(folder, **options)
         before = weights(trainer)["lm_head.weight"]
         trainer.update(*random_rows(), version=2)
-        held, after = trainer._train_state.reference, weights(trainer)["lm_head.weight"]
+        held, after = trainer.state.reference, weights(trainer)["lm_head.weight"]
         assert held is not None
         torch.testing.assert_close(held.state_dict()["lm_head.weight"], before + share * (after - before))
 
@@ -108,8 +108,11 @@ def test_value_norm_by_hand() -> None:
 
 
 def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
-    """Staleness is the version in training minus the version of the oldest token."""
+    """Staleness is the version in training minus the version of the oldest token, however new the others are."""
     rows, scores = random_rows()  # versions 0, 1, 2 in turn
+    versions = [1 if sampled else -1 for sampled in rows[0].action_mask]
+    versions[rows[0].turns[0].start] = 0
+    rows[0] = replace(rows[0], versions=versions)
     trainer = make_trainer(save_tiny(tmp_path), advantage={}, rollout=Rollout(max_head_offpolicyness=1))
     metrics = trainer.update(rows, scores, version=2)
     assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
@@ -131,7 +134,7 @@ def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_models_that_are_broken_name_the_trajectories(tmp_path: Path, options: dict[str, Any], what: str) -> None:
     """A NaN in policy, reference policy or critic is found before the weights change."""
     trainer = make_trainer(save_tiny(tmp_path), **options)
-    state = trainer._train_state
+    state = trainer.state
     models = {"proximal logprobs": state.model, "values": state.critic and state.critic.own}
     model = models.get(what) or state.reference
     assert model
@@ -174,9 +177,8 @@ def test_a_state_is_continued_with_other_options(
     trainer.save(model := tmp_path / "model", state := tmp_path / "state")
     adapt(state, PPO(**before), PPO(**after))
     assert [part for part in json.loads((state / "state.json").read_text())["anew"] if part in anew] == anew
-    forked = make_trainer(tmp_path / "start", **after)
-    forked.load(model, state, version_0=model)
-    old, new = trainer._train_state, forked._train_state
+    forked = make_trainer(model, state=state, version_0=model, **after)
+    old, new = trainer.state, forked.state
     assert (new.steps, new.kl_ctl) == (old.steps, PPO(**after).kl.kl_ctl)
     assert torch.equal(new.generator.get_state(), old.generator.get_state())
     step = [next(iter(each.adamw.state.values()))["exp_avg"] for each in (old, new)]
@@ -184,7 +186,7 @@ def test_a_state_is_continued_with_other_options(
     forked.update(*random_rows(), version=2)
     forked.save(tmp_path / "model", tmp_path / "again")
     assert "anew" not in json.loads((tmp_path / "again" / "state.json").read_text())
-    forked.load(model, tmp_path / "again", version_0=model)  # the next updates find all parts
+    make_trainer(model, state=tmp_path / "again", version_0=model, **after)  # the next updates find all parts
 
 
 WITH_RATIOS = ("ppo", "dr_grpo", "reinforce_pp", "dapo", "gspo", "gspo_token", "cispo", "max_rl", "mis", "echo", "opd")

@@ -20,7 +20,7 @@ from storage.records import Score, Trajectory
 from tasks.train.advantages import Observed
 from tasks.train.algorithms import make_algorithm
 from tasks.train.samples import Floats, Sample, build_samples
-from tests.support.train_helpers import make_trajectory
+from tests.support.train_helpers import make_scores, make_trajectory
 
 GRADED = Scoring(type="my.module:score")
 JUDGE = Scoring(type="judge")
@@ -41,17 +41,16 @@ class Played:
 
     def row(self, name: str, problem: str, turn_discount: float = 1.0) -> Trajectory:
         tokens = [[FIRST + action] for action in self.actions]
-        row = make_trajectory(name, tokens, problem=problem, turn_discount=turn_discount)
         ungraded = [turn for turn, grade in enumerate(self.grades) if grade is None]
-        row = replace(row, ungraded=ungraded, sampling='{"max_new_tokens": 8}')
-        return replace(row, status="failed", fault="policy") if self.gave_up else row
+        columns: dict[str, Any] = {"turn_discount": turn_discount, "ungraded": ungraded}
+        columns |= {"status": "failed", "fault": "policy"} if self.gave_up else {}
+        return make_trajectory(name, tokens, problem=problem, sampling='{"max_new_tokens": 8}', **columns)
 
     def scores(self, name: str) -> list[Score]:
+        scores = make_scores(name, *(float((grade or 0.0) >= self.right) for grade in self.grades))
         return [
-            Score(name, turn, "none", 0.0, "", "", "", 0.0)
-            if grade is None
-            else Score(name, turn, *(("correct", 1.0) if grade >= self.right else ("wrong", 0.0)), "", "", "", grade)
-            for turn, grade in enumerate(self.grades)
+            replace(score, verdict="none", reward=0.0) if grade is None else replace(score, reward=grade)
+            for score, grade in zip(scores, self.grades, strict=True)
         ]
 
 
@@ -62,13 +61,11 @@ Play = Callable[[Choose, np.random.Generator], Played]
 
 def samples_of(episodes: Mapping[str, Sequence[Played]], scoring: Scoring, discount: float = 1.0) -> list[Sample]:
     """Return the samples of groups of episodes, by problem."""
-    named = [
-        (f"{problem}/{number:02d}", problem, each)
-        for problem, group in episodes.items()
-        for number, each in enumerate(group)
-    ]
-    rows = [each.row(name, problem, discount) for name, problem, each in named]
-    scores = [score for name, _, each in named for score in each.scores(name)]
+    rows, scores = list[Trajectory](), list[Score]()
+    for problem, group in episodes.items():
+        for number, each in enumerate(group):
+            rows.append(each.row(f"{problem}/{number:02d}", problem, discount))
+            scores += each.scores(rows[-1].trajectory_id)
     return build_samples(rows, scores, Reward(), scorers=scoring)
 
 
@@ -90,12 +87,9 @@ def learnt(
         weights = given.advantages if "rl" in given.weights else given.weights["ce"]
         total = sum(len(sample.actions) for sample in samples)
         for sample, of_tokens in zip(samples, weights, strict=True):
-            for turn, token, weight in zip(
-                sample.turn_of_action, sample.token_ids[sample.actions], of_tokens, strict=True
-            ):
-                logits[turn] += 6 * weight / total * (np.arange(logits.shape[1]) == token - FIRST) - (
-                    6 * weight / total * chances[turn]
-                )
+            actions = sample.token_ids[sample.actions] - FIRST
+            for turn, action, weight in zip(sample.turn_of_action, actions, of_tokens, strict=True):
+                logits[turn] += 6 * weight / total * ((np.arange(logits.shape[1]) == action) - chances[turn])
     result: Floats = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return result
 

@@ -15,7 +15,7 @@ from configs import ConfigError, load
 from configs.score import Reward
 from configs.score import Score as Scoring
 from storage.records import LAST_TURN_CUT, Fault, Score, Status
-from tasks.train.returns import least_reward, overlong, turn_returns, turn_rewards
+from tasks.train.returns import least_reward, overlong, turn_rewards
 from tasks.train.samples import build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -51,37 +51,24 @@ def test_overlong_penalty_by_hand() -> None:
     assert shaped == pytest.approx([1.0, 0.5, 1.0, 0.5, 0.0, 0.0])
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 100)), min_size=1, max_size=6),
-    st.integers(1, 6),
-    st.floats(0, 1),
-    st.sampled_from([Reward(), Reward(bias=0.5, scaling=3), Reward(overlong_tokens=30, overlong_penalty=2.0)]),
-)
-def test_leaving_turns_unplayed_never_pays(
-    turns: list[tuple[float, int]], played: int, discount: float, reward: Reward
-) -> None:
-    """Unplayed turns count with the least reward, so the return is never larger than with the turns played."""
+OVERLONG = Reward(overlong_tokens=30, overlong_penalty=2.0)
+
+
+@pytest.mark.parametrize("reward", [Reward(), Reward(bias=0.5, scaling=3), OVERLONG], ids=str)
+@given(st.sampled_from([0.0, 1.0]), st.integers(0, 100))
+def test_leaving_turns_unplayed_never_pays(reward: Reward, success: float, length: int) -> None:
+    """Unplayed turns count with the least reward, and no turn that is played earns less."""
     limit = 100 if reward.overlong_tokens else None
-    rewards = turn_rewards([success for success, _ in turns], reward, [length for _, length in turns], limit)
-    least = [least_reward(reward, limit)] * len(rewards[played:])
-    left = turn_returns(least, discount)[0] if least else 0.0
-    assert turn_returns(rewards[:played], discount, left)[0] <= turn_returns(rewards, discount)[0] + 1e-9
+    assert turn_rewards([success], reward, [length], limit) >= [least_reward(reward, limit)]
 
 
 ENVIRONMENT = Scoring(type="environment")
 
 
-def after(
-    *successes: float,
-    status: Status = "truncated",
-    discount: float = 1.0,
-    fault: Fault = "",
-    reward: Reward | None = None,
-    **cut: Any,
-) -> float:
+def after(*successes: float, reward: Reward | None = None, **columns: Any) -> float:
     """Compute the return after the last turn of a trajectory."""
-    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
-    (sample,) = build_samples([replace(row, fault=fault)], make_scores("t", *successes), reward or Reward())
+    row = make_trajectory("t", [[10]] * len(successes), **{"status": "truncated", **columns})
+    (sample,) = build_samples([row], make_scores("t", *successes), reward or Reward())
     return sample.after
 
 
@@ -95,7 +82,7 @@ def test_nothing_follows_an_answer_that_was_scored() -> None:
 def test_turns_without_room_count_as_wrong_ones() -> None:
     """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
     assert after(0, 0, unplayed_turns=3, fault="policy") == -3
-    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
+    assert after(0, 0, unplayed_turns=3, turn_discount=0.5) == -1.75
     rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
     rows.append(make_trajectory("short", [[10]] * 5))
     scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
@@ -115,7 +102,7 @@ def test_an_episode_that_was_right_already_owes_nothing() -> None:
     """What follows a right answer had no purpose. Where an environment pays every step, no verdict says so."""
     assert after(0, 1, fault="policy") == 0
     paid = [replace(score, reward=0.1, success=1.0) for score in make_scores("t", 0, 0)]
-    row = replace(make_trajectory("t", [[10], [11]], status="truncated"), fault="policy")
+    row = make_trajectory("t", [[10], [11]], status="truncated", fault="policy")
     (sample,) = build_samples([row], paid, Reward(least=-1), scorers=ENVIRONMENT)
     assert sample.after == -1
 
@@ -126,9 +113,9 @@ FAULTS: list[Fault] = ["", "policy", "set-up"]
 
 def test_the_fault_decides_what_is_trained_on() -> None:
     """Failures by the policy's fault are trained on, rejected groups and what an error ended are not."""
-    cases = {f"{status} {fault}".strip(): (status, fault) for status, fault in itertools.product(STATUSES, FAULTS)}
     rows = [
-        replace(make_trajectory(name, [[10]], status=status), fault=fault) for name, (status, fault) in cases.items()
+        make_trajectory(f"{status} {fault}".strip(), [[10]], status=status, fault=fault)
+        for status, fault in itertools.product(STATUSES, FAULTS)
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, 0)]
     played = {"completed", "completed policy", "truncated", "truncated policy"}
@@ -147,8 +134,7 @@ def test_the_least_reward_is_that_of_the_scorer() -> None:
 def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
     """One data set may hold sums, which are judged, and games, which are rewarded."""
     scorers = Scoring(type={"default": "math-verify", "game": "environment"})
-    rows = [make_trajectory(name, [[10]], problem=name, status="truncated") for name in ("game", "sum")]
-    rows = [replace(row, source=row.trajectory_id) for row in rows]
+    rows = [make_trajectory(name, [[10]], problem=name, source=name, status="truncated") for name in ("game", "sum")]
     scores = [Score(name, 0, "wrong", 0.0, "", "", "", value) for name, value in (("game", -7.0), ("sum", 0.0))]
     game, of_sums = build_samples(rows, scores, Reward(), scorers=scorers)
     assert (game.rewards.tolist(), game.after) == ([-7], -7)
@@ -159,8 +145,9 @@ def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
 
 def test_a_least_reward_without_effect_is_refused() -> None:
     """Where all scorers give verdicts, the least reward is that of a wrong answer."""
+    given = ["reward.least=-2", "score.type=environment"]
     with pytest.raises(ConfigError, match="least=-2.0 has no effect where all scorers give verdicts"):
-        load("smoke", ["reward.least=-2"])
+        load("smoke", given[:1])
     with pytest.raises(ConfigError, match="least=-2.0 has no effect without"):
-        load("smoke", ["reward.least=-2", "reward.shape=success", "score.type=environment"])
-    assert load("smoke", ["reward.least=-2", "score.type=environment"]).reward.least == -2
+        load("smoke", [*given, "reward.shape=success"])
+    assert load("smoke", given).reward.least == -2

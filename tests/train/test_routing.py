@@ -1,6 +1,5 @@
 """Mixtures of experts are trained with the experts that the engine chose, and their routers still learn."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from configs.score import Reward
 from configs.train import Train
-from storage.records import Trajectory, pack_experts
+from storage.records import Score, Trajectory, pack_experts
 from tasks.train.batches import Batching
 from tasks.train.experts import give_experts, read_rows, replay_routing
 from tasks.train.passes import logprob_scorer, score_action_tokens
@@ -30,25 +29,18 @@ def replaying(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def layers_of(model: PreTrainedModel) -> Iterable[Any]:
-    layers: Iterable[Any] = model.base_model.layers  # type: ignore[assignment]
-    return layers
-
-
-def choices(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+def choices(model: Any, tokens: Tensor) -> Tensor:
     """Return the experts [T, layers, chosen] to which a model sends tokens [T]."""
-    seen: list[Tensor] = []
-    hooks = [
-        layer.mlp.gate.register_forward_hook(lambda *given: seen.append(given[2][2])) for layer in layers_of(model)
-    ]
+    seen, routers = list[Tensor](), [layer.mlp.gate for layer in model.base_model.layers]
+    hooks = [router.register_forward_hook(lambda *given: seen.append(given[2][2])) for router in routers]
     model.base_model(tokens[None])
     for hook in hooks:
         hook.remove()
     return torch.stack(seen, 1)
 
 
-def samples_of(rows: list[Trajectory], scores: list[object]) -> list[Sample]:
-    return build_samples(rows, scores, Reward(), replay=True)  # type: ignore[arg-type]
+def samples_of(rows: list[Trajectory], scores: list[Score]) -> list[Sample]:
+    return build_samples(rows, scores, Reward(), replay=True)
 
 
 def logprobs(model: PreTrainedModel, samples: list[Sample]) -> Tensor:
@@ -75,16 +67,17 @@ def test_the_drift_is_rounding_alone_when_routing_is_forced_alike() -> None:
     With equal weights nothing is left: the logprobs have the same bits.
     """
     rows, scores = random_rows(problems=6, longest=30)
-    engine, trainer, equal = (set_up(tiny_model("qwen3_moe"), Train(device="cpu", threads=1)) for _ in range(3))
+    models: Any = (set_up(tiny_model("qwen3_moe"), Train(device="cpu", threads=1)) for _ in range(3))
+    engine, trainer, equal = models
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for layer in layers_of(trainer):
+        for layer in trainer.base_model.layers:
             layer.mlp.gate.weight += 3e-3 * torch.randn(layer.mlp.gate.weight.shape, generator=draw)
         routed = [
             replace(row, experts=pack_experts(choices(engine, torch.tensor(row.token_ids)).numpy().astype(np.int16)))
             for row in rows
         ]
-    samples = samples_of(routed, [*scores])
+    samples = samples_of(routed, scores)
     sampled = logprobs(engine, samples)
     without = (logprobs(trainer, samples) - sampled).abs()
     assert without.max() > 0.3
@@ -97,7 +90,7 @@ def test_an_audit_recomputes_with_the_experts_of_the_engine(tmp_path: Path) -> N
     routed = [with_random_experts(row, seed) for seed, row in enumerate(rows)]
     stored = [StoredTokens(r.trajectory_id, r.token_ids, r.action_mask, [0], r.experts) for r in routed]
     recomputed = recompute(save_tiny(tmp_path, "qwen3_moe"), stored, 1.0)
-    expected = logprobs(replaying(tiny_model("qwen3_moe")), samples_of(routed, [*scores]))
+    expected = logprobs(replaying(tiny_model("qwen3_moe")), samples_of(routed, scores))
     torch.testing.assert_close(
         torch.from_numpy(np.concatenate([each for each in recomputed if each is not None])), expected, rtol=0, atol=1e-5
     )
@@ -109,7 +102,7 @@ def test_an_update_trains_experts_and_routers(tmp_path: Path) -> None:
     routed = [with_random_experts(row, seed) for seed, row in enumerate(rows)]
     trainer = make_trainer(save_tiny(tmp_path, "qwen3_moe"), routing_replay=True)
     trainer.update(routed, scores, version=2)
-    gradients = {name: p.grad for name, p in trainer._train_state.model.named_parameters()}
+    gradients = {name: p.grad for name, p in trainer.state.model.named_parameters()}
     for part in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):
         gradient = gradients[f"model.layers.0.mlp.{part}"]
         assert gradient is not None

@@ -16,7 +16,7 @@ from storage.records import Score
 from tasks.metrics.show import cells
 from tasks.train.algorithms.algorithm import shared_out
 from tasks.train.samples import Sample, build_samples
-from tests.support.train_helpers import make_trainer, make_trajectory, random_rows, save_tiny
+from tests.support.train_helpers import make_scores, make_trainer, make_trajectory, random_rows, save_tiny
 from tests.train.test_algorithms import assigned
 
 
@@ -34,10 +34,8 @@ class Kind:
         at = draw.random(len(names))
         right = at > 1 - self.rate
         rewards = self.low + (self.high - self.low) * (right if self.verdicts else at)
-        return [
-            Score(name, 0, "correct" if ok else "wrong", float(ok), "", "", "", float(reward))
-            for name, ok, reward in zip(names, right, rewards, strict=True)
-        ]
+        scores = [score for name, ok in zip(names, right.tolist(), strict=True) for score in make_scores(name, ok)]
+        return [replace(score, reward=reward) for score, reward in zip(scores, rewards.tolist(), strict=True)]
 
 
 VERDICTS = Kind()
@@ -96,17 +94,15 @@ def test_a_mixture_is_normalised_as_each_member_alone() -> None:
     both = mixture(VERDICTS, Kind(0.0, 100.0, verdicts=False))
     alone = [sample for sample in both if sample.member == "m0"]
     for name in ("reinforce_pp", "ppo"):
-        expected = assigned(name, alone).advantages
-        found = assigned(name, both).advantages[: len(alone)]
-        assert np.concatenate(found) == pytest.approx(np.concatenate(expected))
+        expected, found = (np.concatenate(assigned(name, samples).advantages) for samples in (alone, both))
+        assert found[: len(expected)] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["ppo", "rft", "dpo", "kto"])
 def test_the_log_shows_each_members_share_of_the_gradient(tmp_path: Path, name: str) -> None:
     """By the gradients of the tokens' logprobs; but not for a single source."""
     rows, scores = random_rows()
-    long = [row for row in rows if row.problem_id in ("p0", "p1")]
-    mixed = [replace(row, source="sums" if row in long else "game") for row in rows]
+    mixed = [replace(row, source="sums" if row.problem_id in ("p0", "p1") else "game") for row in rows]
     found = []
     for is_mixture in (True, False):
         problems: dict[str, Any] = {"problems": load("demo-mix").problems} if is_mixture else {}

@@ -1,6 +1,7 @@
 """An external policy that cannot be trained or played: the error names the fault, and nothing is committed."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -46,8 +47,7 @@ def policy(policy_folder: Path, plain: list[str]) -> str:
 
 
 def cut(folder: Path) -> None:
-    data = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size // 2)
 
 
 def json_with(name: str, **fields: Any) -> Break:
@@ -55,17 +55,16 @@ def json_with(name: str, **fields: Any) -> Break:
     return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
 
 
-def tensors(change: Callable[[Tensors], object]) -> Break:
-    def rewrite(folder: Path) -> None:
-        named = load_file(folder / WEIGHTS)
-        change(named)
-        save_file(named, folder / WEIGHTS, {"format": "pt"})
+def tensors(change: Callable[[Tensors], Tensors]) -> Break:
+    return lambda folder: save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS, {"format": "pt"})
 
-    return rewrite
+
+def filled(name: str, value: float) -> Break:
+    return tensors(lambda named: named | {name: torch.full_like(named[name], value)})
 
 
 def as_type(kind: torch.dtype) -> Break:
-    return tensors(lambda named: named.update({name: value.to(kind) for name, value in named.items()}))
+    return tensors(lambda named: {name: value.to(kind) for name, value in named.items()})
 
 
 def without_a_shard(folder: Path) -> None:
@@ -75,13 +74,10 @@ def without_a_shard(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
-def tokenizer_with(change: Callable[[Any], object]) -> Break:
-    def rewrite(folder: Path) -> None:
-        values = json.loads((folder / "tokenizer.json").read_text())
-        change(values)
-        (folder / "tokenizer.json").write_text(json.dumps(values))
-
-    return rewrite
+def with_more_tokens(folder: Path) -> None:
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["vocab"] |= {f"token {number}": number for number in range(1000, 2000)}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
 def in_its_place(name: str, make: Break) -> Break:
@@ -93,15 +89,11 @@ def in_its_place(name: str, make: Break) -> Break:
     return replace
 
 
-MORE = {f"token {number}": number for number in range(1000, 2000)}
 ONE_FOR_SEVEN = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
 BROKEN: dict[str, tuple[Break, str]] = {
     "cut": (cut, r"model\.safetensors cannot be read as safetensors.*copy it again"),
     "a shard is missing": (without_a_shard, r"model-00002-of-00002\.safetensors is missing: copy all files"),
-    "NaN": (
-        tensors(lambda named: named["model.norm.weight"].fill_(float("nan"))),
-        r"model\.safetensors: model\.norm\.weight with NaN or infinities",
-    ),
+    "NaN": (filled("model.norm.weight", math.nan), r"model\.safetensors: model\.norm\.weight with NaN or infinities"),
     "integers": (as_type(torch.int8), "in I8, which cannot be trained; give weights in one of F64, F32, F16, BF16"),
     "another architecture": (json_with("config.json", model_type="unheard-of"), "has model type `unheard-of`"),
     "several modalities": (
@@ -114,13 +106,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
         r"a\.jinja is a pipe, a socket or a device",
     ),
     "other digits": (
-        tokenizer_with(lambda values: values.update(normalizer=ONE_FOR_SEVEN)),
+        json_with("tokenizer.json", normalizer=ONE_FOR_SEVEN),
         r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer",
     ),
-    "another tokenizer": (
-        tokenizer_with(lambda values: values["model"]["vocab"].update(MORE)),
-        r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)",
-    ),
+    "another tokenizer": (with_more_tokens, r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)"),
 }
 
 
@@ -212,10 +201,7 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
         "^the tokenizer of policy.path=.* has no chat template",
     ),
     "no end": (without_end, "nothing ends a turn: set eos_token in tokenizer_config.json"),
-    "overflow": (
-        tensors(lambda named: named["lm_head.weight"].fill_(3e38)),
-        "logprobs are NaN or infinite: its weights overflow",
-    ),
+    "overflow": (filled("lm_head.weight", 3e38), "logprobs are NaN or infinite: its weights overflow"),
 }
 
 

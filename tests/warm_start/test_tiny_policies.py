@@ -12,7 +12,7 @@ from configs import load
 from tasks.inference.location import POLICIES, locate
 from tasks.problems.generated import generate
 from tasks.warm_start.policy_sizes import policy_tokenizer
-from tests.support.teach import RECIPES
+from tests.experiments.teach import RECIPES
 from tests.support.tiny_tokenizer import CHARACTERS
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 7"}}</tool_call>'

@@ -12,7 +12,7 @@ for 100 tokens:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -74,24 +74,15 @@ class Algorithm:
     "versions". With "logprobs", those of sampling, `flows.fit` also refuses data of another temperature."""
     needs_current: bool = False
     """True if `reweigh` needs the logprobs under the weights before each optimizer step."""
+    recomputes: bool = False
+    """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
+    entropy_gradient: bool = False
+    """True if the loss has a gradient through the entropy."""
+    early_stop: float | None = None
+    """The mean ratio above which a minibatch changes nothing; None: no limit."""
 
     def __init__(self, context: AlgorithmContext) -> None:
         self.knobs, self.max_new_tokens = context.knobs, context.max_new_tokens
-
-    @cached_property  # which a subclass or its instance may set
-    def recomputes(self) -> bool:
-        """True if the proximal logprobs are recomputed before the update; else they are those of sampling."""
-        return False
-
-    @cached_property
-    def entropy_gradient(self) -> bool:
-        """True if the loss has a gradient through the entropy."""
-        return False
-
-    @cached_property
-    def early_stop(self) -> float | None:
-        """The mean ratio above which a minibatch changes nothing; None: no limit."""
-        return None
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         """Decide what each token gets, once for the whole update.

@@ -26,15 +26,15 @@ class PPO(Algorithm):
     knobs: algorithms.PPO
 
     @cached_property
-    def recomputes(self) -> bool:
+    def recomputes(self) -> bool:  # type: ignore[override]  # from the knobs, unless a subclass sets it
         return self.knobs.objective != "behaviour"
 
     @cached_property
-    def entropy_gradient(self) -> bool:
+    def entropy_gradient(self) -> bool:  # type: ignore[override]
         return self.knobs.entropy_coefficient > 0
 
     @cached_property
-    def early_stop(self) -> float | None:
+    def early_stop(self) -> float | None:  # type: ignore[override]
         return self.knobs.early_stop_imp_ratio
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
 from storage.versions.fetch import fetch_folder
+from tests.benchmarks.fixtures import run_program
 from tests.support.paths import ROOT
 
 SURE = 5.0
@@ -205,7 +205,4 @@ def _updates(config: Config) -> int:
 def _run(command: list[str], folder: Path, added: dict[str, str], without: str) -> str:
     """Run a command in an environment with some variables `added` and one left out; return its output."""
     environment = {key: value for key, value in os.environ.items() if key not in (without, "PYTHONPATH")} | added
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return done.stdout
+    return run_program(command, folder, environment)

@@ -1,6 +1,6 @@
 """Makes the tiny policies of this package: Qwen3 models, taught by supervised steps on conversations like an agent's.
 
-    python -m tests.support.teach demo FOLDER     make `math-mt-ppo/demo` anew: one or two minutes on two cores
+    python -m tests.experiments.teach demo FOLDER     make `math-mt-ppo/demo` anew: one or two minutes on two cores
 
 The policies in `configs/policies` were made so. Another processor rounds differently, so its weights differ.
 """
