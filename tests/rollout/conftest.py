@@ -1,4 +1,4 @@
-"""The chat of the tiny policy, and a run whose policies have no weights: its engines only wait."""
+"""A run whose policies have no weights: its engines only wait."""
 
 import random
 from pathlib import Path
@@ -15,13 +15,6 @@ from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 
 RUN = "r"
-
-
-@pytest.fixture(scope="module")
-def chat(policy_folder: Path) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(policy_folder))
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
 from tests.support import own_scorers
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
 
 SECRET = "the hidden test"
@@ -44,9 +43,9 @@ print(post("/chat/completions", body)["choices"][0]["message"]["content"])
 """
 
 
-@pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat(build_qwen3_tokenizer())
+@pytest.fixture
+def chat(qwen3: Chat) -> Chat:
+    return qwen3
 
 
 @dataclass

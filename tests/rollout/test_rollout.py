@@ -54,11 +54,7 @@ def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, ver
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     assert len(play(engine, MathMultiTurnAgent(context(chat), num_turns=3), verifier)[0].turns) == 1
     on = MathMultiTurnAgent(context(chat), num_turns=3, stop_on_success=False)
-    assert [turn.feedback for turn in play(engine, on, verifier)[0].turns] == [
-        "Your answer is correct.",
-        "Your answer is correct.",
-        "",
-    ]
+    assert [turn.feedback for turn in play(engine, on, verifier)[0].turns] == [*["Your answer is correct."] * 2, ""]
 
 
 class Generous(MathVerifyEnvironment):
@@ -83,11 +79,9 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert [(turn.verdict, turn.reward) for turn in trajectory.turns] == [("wrong", -0.5), ("correct", -1.0)]
     assert trajectory.reward_parts == [{"played": -0.5, "right": 0.0}, {"played": -0.5, "right": -0.5}]
     assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
-    tally = Tally(lambda _: None, SuccessRule())
-    call = Call(0, "call-1", "calculator", "{}", "3", "answered")
-    tally.counts.update(
-        counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])], SuccessRule())
-    )
+    tally, call = Tally(lambda _: None, SuccessRule()), Call(0, "call-1", "calculator", "{}", "3", "answered")
+    called = replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])
+    tally.counts.update(counts_of([trajectory, called], SuccessRule()))
     metrics = tally.metrics(0)
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
@@ -174,7 +168,7 @@ def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifie
                 await asyncio.sleep(1)
                 raise
 
-    engine = ScriptedEngine(chat, lambda *_: RIGHT, delay_s=0.3)
+    engine = ScriptedEngine(chat, lambda *_: RIGHT, delays=itertools.repeat(0.3))
     (row,) = play(engine, LosesPatience(context(chat)), verifier, group_size=1)
     assert (row.status, [turn.text for turn in row.turns]) == ("failed", [RIGHT])
 
@@ -219,7 +213,7 @@ def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: d
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
     """The least loaded replica gets the next group, and all requests of a group go to one replica."""
     problems = [Problem(str(i), f"What is {i} + 0?", [str(i)]) for i in range(4)]
-    engine = ScriptedEngine(chat, lambda *_: WRONG, replicas=2, delay_s=0.01)
+    engine = ScriptedEngine(chat, lambda *_: WRONG, replicas=2, delays=itertools.repeat(0.01))
     play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier, problems)
     by_prompt = {tuple(ids[:12]): replica for ids, _, _, replica in engine.requests}
     assert all(by_prompt[tuple(ids[:12])] == replica for ids, _, _, replica in engine.requests)
@@ -322,26 +316,9 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (failed.status, failed.turns, failed.fault) == ("failed", [], "set-up")
     assert "300 tokens" in failed.reason
-    full_later: list[str | Exception] = [*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")]
-    replies = itertools.cycle(full_later)
-    late = play(ScriptedEngine(chat, lambda *_: next(replies)), MathMultiTurnAgent(context(chat)), verifier)[0]
+    fills = ScriptedEngine(chat, lambda turn, _: ContextLengthError("prompt of 300 tokens") if turn else WRONG)
+    late = play(fills, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (late.status, len(late.turns), late.fault) == ("truncated", 1, "policy")
-
-
-class Waits(MathMultiTurnAgent):
-    """An agent that waits for its environment before each turn."""
-
-    wait_s = 0.0
-
-    async def play(self, prompt: EpisodeSpec, env: Environment, engine: Any) -> list[Trajectory]:
-        step = env.step
-
-        async def slow_step(action: str) -> Any:
-            await asyncio.sleep(self.wait_s)
-            return await step(action)
-
-        env.step = slow_step  # type: ignore[method-assign]
-        return await super().play(prompt, env, engine)
 
 
 def test_an_engine_that_stops_answering_is_not_the_policys_fault(
@@ -349,33 +326,34 @@ def test_an_engine_that_stops_answering_is_not_the_policys_fault(
 ) -> None:
     """A completion that is sampled would be cut and returned at half of the deadline."""
     monkeypatch.setattr("tasks.rollout.turns.CUT_S", 0.1)
-
-    class Stops(ScriptedEngine):
-        async def generate(self, *arguments: Any) -> Any:
-            self.delay_s = 60.0 if self.requests else 0.0
-            return await super().generate(*arguments)
-
-    engine, agent = Stops(chat, lambda *_: WRONG), MathMultiTurnAgent(context(chat))
-    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5))
+    engine = ScriptedEngine(chat, lambda *_: WRONG, delays=itertools.chain([0.0], itertools.repeat(60.0)))
+    (row,) = play(
+        engine, MathMultiTurnAgent(context(chat)), verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5)
+    )
     assert (row.status, row.fault, len(row.turns)) == ("failed", "set-up", 1)
 
 
 @pytest.mark.parametrize(
-    ("sampling_s", "waiting_s", "fault"),
+    ("deadline_s", "sampling_s", "waiting_s", "fault"),
     [
-        (0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
-        (0.001, 3.0, "set-up"),  # while the environment works
-        (0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
+        (1.0, 0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
+        (1.0, 0.001, 3.0, "set-up"),  # while the environment works
+        (0.8, 0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
     ],
 )
 def test_a_deadline_is_the_fault_of_what_took_the_time(
-    chat: Chat, verifier: Verifier, sampling_s: float, waiting_s: float, fault: str
+    chat: Chat, verifier: Verifier, deadline_s: float, sampling_s: float, waiting_s: float, fault: str
 ) -> None:
     """A policy that samples until the deadline does not escape; a slow environment teaches it nothing."""
-    engine, agent = ScriptedEngine(chat, lambda *_: WRONG, delay_s=sampling_s), Waits(context(chat, 4000), num_turns=9)
-    agent.wait_s = waiting_s
-    deadline_s = 0.8 if waiting_s == 0.5 else 1.0
-    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=deadline_s), together=1)
+
+    class Waits(MathVerifyEnvironment):
+        async def step(self, action: str) -> Any:
+            await asyncio.sleep(waiting_s)
+            return await super().step(action)
+
+    engine = ScriptedEngine(chat, lambda *_: WRONG, delays=itertools.repeat(sampling_s))
+    agent, settings = MathMultiTurnAgent(context(chat, 4000), num_turns=9), Rollout(episode_deadline_s=deadline_s)
+    (row,) = play(engine, agent, verifier, None, 1, settings, Waits, together=1)
     assert (row.status, row.fault) == ("failed", fault)
     assert row.reason == f"deadline of {deadline_s:g} s"
     assert any(row.action_mask)

@@ -1,9 +1,9 @@
 """A scripted engine and the other parts of an episode, for tests of agents and the collector."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 from configs import Config, load
 from configs.rollout import Rollout
@@ -26,26 +26,29 @@ GCONFIG = GenerationConfig(max_new_tokens=8)
 
 @dataclass
 class ScriptedEngine:
-    """An engine that answers each request with the text `reply(turn, sample)`, and records requests."""
+    """An engine that answers each request with `reply(turn, sample)`, after a delay, and records requests."""
 
     chat: Chat
-    reply: Callable[[int, int], str | Exception]
+    reply: Callable[[int, int], str | Exception | Completion]
     replicas: int = 1
-    delay_s: float = 0.0
+    delays: Iterator[float] = field(default_factory=lambda: repeat(0.0))
     requests: list[tuple[list[int], GenerationConfig, int, int]] = field(default_factory=list)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         self.requests.append((token_ids, gconfig, seed, replica))
-        await asyncio.sleep(self.delay_s)
         header = self.chat.encode("<|im_start|>assistant")
         turn = sum(pair == tuple(header) for pair in pairwise(token_ids)) - 1
-        return [self._completion(self.reply(turn, sample)) for sample in range(gconfig.n)]
+        replies = [self.reply(turn, sample) for sample in range(gconfig.n)]
+        await asyncio.sleep(next(self.delays))
+        return [self._completion(reply) for reply in replies]
 
-    def _completion(self, reply: str | Exception) -> Completion:
+    def _completion(self, reply: str | Exception | Completion) -> Completion:
         if isinstance(reply, Exception):
             raise reply
+        if isinstance(reply, Completion):
+            return reply
         ids = self.chat.encode(reply + "<|im_end|>")
         return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
 

@@ -78,7 +78,7 @@ async def nobody_waited(task: AgentTask, client: Any) -> str:
 
 EPISODES: dict[str, tuple[Ask, Sequence[str], Sequence[float]]] = {
     "candidates": (candidates, ["one", RIGHT, "three"], [0]),
-    "candidate that goes on": (candidate_that_goes_on, ["one", RIGHT, "three"], [0]),
+    "candidate that goes on": (candidate_that_goes_on, ["one", "two", "three", RIGHT], [0]),
     "planner and workers": (planner_and_workers, ["plan", RIGHT, WRONG, "end"], [0]),
     "two sub-agents": (two_sub_agents, ["one", "two", RIGHT, WRONG], [0.05, 0.1, 0.15, 0.15]),
     "nobody waited": (nobody_waited, ["late", RIGHT], [0.4, 0]),
