@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -80,8 +81,11 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-async def raise_(error: BaseException) -> None:
-    raise error
+def raising(error: BaseException) -> Act:
+    async def act(*_: object) -> None:
+        raise error
+
+    return act
 
 
 def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, verifier: Verifier) -> None:
@@ -99,25 +103,6 @@ def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, 
     assert [problem.solutions for problem in PROBLEMS] == [["3"], ["3"]]
 
 
-RAISED: dict[str, tuple[BaseException, str]] = {
-    "cancelled": (asyncio.CancelledError(), "CancelledError"),
-    "exit": (SystemExit(0), "SystemExit: 0"),
-    "group": (BaseExceptionGroup("two", [GeneratorExit(), ValueError()]), "BaseExceptionGroup"),
-    "unprintable": (UnprintableError(), "UnprintableError"),
-    "inference": (InferenceError("I am the engine"), "InferenceError: I am the engine"),
-    "escapes": (RuntimeError("\x1b[2J\u202e\x07" + "x" * 100_000), "RuntimeError: ⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
-}
-
-
-@pytest.mark.parametrize("name", RAISED)
-def test_an_exception_of_an_agent_fails_its_own_episode(chat: Chat, verifier: Verifier, name: str) -> None:
-    """This includes exceptions of asyncio, exceptions that end a process, and the engine's own errors."""
-    error, says = RAISED[name]
-    reason = reason_of_the_one(chat, verifier, lambda *_: raise_(error))
-    assert says in reason
-    assert len(reason) < 2100
-
-
 async def cancels_itself(*_: object) -> None:
     task = asyncio.current_task()
     assert task
@@ -132,12 +117,25 @@ async def cancels_itself_and_closes(*_: object) -> None:
         raise GeneratorExit from None
 
 
-@pytest.mark.parametrize("act", [cancels_itself, cancels_itself_and_closes])
-def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, verifier: Verifier, act: Any) -> None:
-    """If the agent cancels itself, the other episodes of its group and later groups are played."""
+ENDS: dict[str, tuple[Act, str]] = {
+    "cancelled": (raising(asyncio.CancelledError()), "CancelledError"),
+    "exit": (raising(SystemExit(0)), "SystemExit: 0"),
+    "group": (raising(BaseExceptionGroup("two", [GeneratorExit(), ValueError()])), "BaseExceptionGroup"),
+    "unprintable": (raising(UnprintableError()), "UnprintableError"),
+    "inference": (raising(InferenceError("I am the engine")), "InferenceError: I am the engine"),
+    "escapes": (raising(RuntimeError(f"\x1b[2J\u202e\x07{'x' * 100_000}")), "⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
+    "cancels itself": (cancels_itself, "CancelledError (test_hostile_agents.py:"),  # the line in the user's own code
+    "and closes": (cancels_itself_and_closes, "GeneratorExit (test_hostile_agents.py:"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_exception_of_an_agent_fails_its_own_episode(chat: Chat, verifier: Verifier, name: str) -> None:
+    """This includes those of asyncio and of the engine, those that end a process, and a cancellation from within."""
+    act, says = ENDS[name]
     reason = reason_of_the_one(chat, verifier, act)
-    assert reason.startswith("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
-    assert "(test_hostile_agents.py:" in reason  # the line in the user's own code
+    assert says in reason
+    assert len(reason) < 2100
 
 
 @pytest.mark.parametrize("coroutine", ["Conversation.play", "collect.<locals>.finish"])
@@ -221,22 +219,16 @@ def test_an_agent_that_takes_no_answers_is_stopped(chat: Chat, verifier: Verifie
     assert "256 answers wait in act_queue" in reason_of_the_one(chat, verifier, flood)
 
 
-class OneIsNeverMade(MathVerifyEnvironment):
-    """An environment whose constructor raises for the second episode of four."""
-
-    made = 0
-
-    def __init__(self, made_of: EnvironmentContext) -> None:
-        OneIsNeverMade.made += 1
-        if OneIsNeverMade.made % 4 == 2:
-            raise OSError("no sandbox left")
-        super().__init__(made_of)
-
-
 def test_an_environment_whose_constructor_raises_fails_its_episode(chat: Chat, verifier: Verifier) -> None:
     """Only its episode fails. The rest of the group does not wait for its first observation."""
-    OneIsNeverMade.made = 0
-    reason = reason_of_the_one(chat, verifier, lambda *_: raise_(AssertionError()), environment=OneIsNeverMade)
+    made = itertools.count()
+
+    def make(context: EnvironmentContext) -> Environment:
+        if next(made) % 4 == 1:
+            raise OSError("no sandbox left")
+        return MathVerifyEnvironment(context)
+
+    reason = reason_of_the_one(chat, verifier, raising(AssertionError()), environment=make)
     assert reason.startswith("OSError: no sandbox left (test_hostile_agents.py:")
 
 
@@ -299,35 +291,6 @@ def test_an_agent_that_cleans_up_for_long_finishes(
 def test_an_endless_agent_ends_at_its_deadline(chat: Chat, verifier: Verifier, act: Any) -> None:
     """It may wait, or swallow its cancellation: its group is played, and the rollout ends."""
     assert "deadline" in within_deadlines(chat, verifier, act)
-
-
-class Closes(MathVerifyEnvironment):
-    """An environment that holds something, such as a game's window."""
-
-    open = 0
-
-    async def reset(self, *arguments: Any, **named: Any) -> tuple[str, dict[str, Any]]:
-        Closes.open += 1
-        return await super().reset(*arguments, **named)
-
-    async def close(self) -> None:
-        Closes.open -= 1
-
-
-@pytest.mark.usefixtures("hurry")
-def test_environments_are_closed(chat: Chat, verifier: Verifier) -> None:
-    """Whatever ends an episode: its agent, an exception, or its deadline."""
-
-    async def act(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
-        await env.reset(options={"problem": prompt.problem})
-        if prompt.problem.problem_id == "1+2":
-            await asyncio.sleep(1000)
-        raise LookupError
-
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    settings = Rollout(episode_deadline_s=5)
-    play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=Closes)
-    assert Closes.open == 0
 
 
 THREAD_THAT_STAYS = """
@@ -432,17 +395,12 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
         (lambda rollout: rollout.get_loop().stop(), "stopped the event loop"),
     ],
 )
-def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], Any], says: str) -> None:
+def test_what_ends_asyncios_loop_is_an_error(act: Callable[..., Any], says: str) -> None:
     """Tests and scripts with their own loop clean up in this way. With status 0 the run would look complete."""
 
     async def rounds() -> None:
-        rollout = asyncio.current_task()
-        assert rollout
-
-        async def act_now() -> None:
-            act(rollout)
-
-        await asyncio.gather(act_now(), asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(act, asyncio.current_task())
+        await asyncio.sleep(60)
 
     with pytest.raises(RuntimeError, match=f"an agent {says}"):
         run_loop(rounds())

@@ -43,10 +43,10 @@ def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:
     assert trajectory.token_ids == chat.prompt(conversation) + chat.encode(RIGHT + "<|im_end|>")
     for turn, text in zip(trajectory.turns, (WRONG, RIGHT), strict=True):
         assert trajectory.token_ids[turn.start : turn.end] == chat.encode(text + "<|im_end|>")
-        assert all(trajectory.action_mask[turn.start : turn.end])
-    assert sum(trajectory.action_mask) == sum(turn.end - turn.start for turn in trajectory.turns)
-    for mask, logprob, version in zip(trajectory.action_mask, trajectory.logprobs, trajectory.versions, strict=True):
-        assert (logprob, version) == ((-0.5, 3) if mask else (0.0, -1))
+    sampled = {position for turn in trajectory.turns for position in range(turn.start, turn.end)}
+    columns = zip(trajectory.action_mask, trajectory.logprobs, trajectory.versions, strict=True)
+    expected = [(True, -0.5, 3) if place in sampled else (False, 0.0, -1) for place in range(len(trajectory.token_ids))]
+    assert list(columns) == expected
 
 
 def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, verifier: Verifier) -> None:
@@ -178,36 +178,30 @@ class SamplesItsOwnWay(MathMultiTurnAgent):
         super().__init__(replace(context, gconfig=replace(context.gconfig, **own)), num_turns=2)
 
 
-def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> None:
-    """The template's end of turn is added to the agent's own sampling parameters in every turn."""
-    end = chat.encode("<|im_end|>")[0]
-    own = SamplesItsOwnWay(context(chat), temperature=0.5, stop_token_ids=(9,))
-    for agent, stops in ((MathMultiTurnAgent(context(chat), num_turns=2), (end,)), (own, (9, end))):
-        engine = ScriptedEngine(chat, lambda *_: WRONG)
-        play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
-        assert len({tuple(ids) for ids, _, _, _ in engine.requests}) == 2  # one prompt for each turn
-        assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
-        assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
-
-
 @pytest.mark.parametrize(
     ("own", "says"),
     [
         ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
         ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
         ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
-        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
+        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2, "stop_token_ids": (9,)}, ""),
     ],
 )
 def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: dict[str, Any], says: str) -> None:
-    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p."""
-    engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), SamplesItsOwnWay(context(chat), **own)
+    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p.
+
+    Where it may sample otherwise, its parameters reach the engine, and the template's end of turn in every turn.
+    """
+    engine, agent = ScriptedEngine(chat, lambda *_: WRONG), SamplesItsOwnWay(context(chat), **own)
     for row in play(engine, agent, verifier):
         assert (row.status, row.fault) == (("failed", "set-up") if says else ("completed", ""))
         assert row.reason.startswith(says)
     settings = Rollout(allow_own_sampling=True, allow_biased_sampling=True)
     allowed = play(engine, agent, verifier, settings=settings)
     assert {row.status for row in allowed} == {"completed"}
+    ends = (*own.get("stop_token_ids", ()), *chat.encode("<|im_end|>"))
+    asked = {(gconfig.temperature, gconfig.stop_token_ids) for _, gconfig, _, _ in engine.requests}
+    assert asked == {(own.get("temperature", 1.0), ends)}
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
@@ -236,12 +230,21 @@ class Failing:
 
 
 def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
-    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was."""
+    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was.
+
+    Whatever ends an episode, its environment is closed.
+    """
+
+    class Closes(MathVerifyEnvironment):
+        async def close(self) -> None:
+            closed.append(True)
+
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     agent = Failing(MathMultiTurnAgent(context(chat), num_turns=2))
     deadline_s = 0.5
     while True:  # until the other episodes complete on this machine
-        played = play(engine, agent, verifier, settings=Rollout(episode_deadline_s=deadline_s))
+        closed, settings = list[bool](), Rollout(episode_deadline_s=deadline_s)
+        played = play(engine, agent, verifier, settings=settings, environment=Closes)
         if deadline_s > 60 or not any("deadline" in trajectory.reason for trajectory in played[:3]):
             break
         deadline_s *= 4
@@ -251,6 +254,7 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
         ("rejected", "the agent returned no trajectory", ""),
         ("failed", f"deadline of {deadline_s:g} s", "set-up"),
     ]
+    assert len(closed) == 4
     assert {tuple(trajectory.token_ids) for trajectory in played} == {tuple(played[0].token_ids)}
     assert all(trajectory.action_mask == played[0].action_mask for trajectory in played)
 

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import gc
-import itertools
 import random
 import threading
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Concatenate
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,7 +37,7 @@ from tasks.rollout.remote.worker import Destination, Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
-from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
+from tests.rollout.conftest import RUN, check_stream, heavy_tail, policy, rows_of
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.waiting_engine import WaitingEngine
 
@@ -158,12 +158,9 @@ def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
     return rows_of(made.store, 0)
 
 
-def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
-    ids = [row.trajectory_id for row in rows]
-    assert len(set(ids)) == len(ids) == problems * SAMPLES
-    assert Counter(row.problem_id for row in rows) == dict.fromkeys(
-        (p.problem_id for p in PROBLEMS[:problems]), SAMPLES
-    )
+def check_whole(rows: list[Trajectory]) -> None:
+    assert len({row.trajectory_id for row in rows}) == len(rows)
+    assert Counter(row.problem_id for row in rows) == dict.fromkeys((each.problem_id for each in PROBLEMS), SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +170,6 @@ def test_nobody_gets_all_groups_because_others_begin_later(
     store: Store, verifier: Verifier, late: str, delays: Sequence[float], concurrency: int
 ) -> None:
     """The groups are shared fairly, though one of three workers serves the policy, or says what it lacks, first."""
-    prepare(store)
     with team(store, verifier, 3, lambda _: 0.2) as made:
         play_batch(made, settings("rollout.concurrency=999"), spare=30)
         for delay, worker in zip(delays, made.workers, strict=True):
@@ -191,7 +187,6 @@ def test_nobody_gets_all_groups_because_others_begin_later(
 
 def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> None:
     """Groups are not dealt in advance: whoever is free gets the next one."""
-    prepare(store)
     with team(store, verifier, 1, lambda _: 0.01) as made:
         made.join(lambda _: 1.0)
         began = time.monotonic()
@@ -204,7 +199,6 @@ def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> No
 @pytest.mark.parametrize("silent", [False, True], ids=["killed", "silent"])
 def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Verifier, silent: bool) -> None:
     """Two of three workers are lost at random moments, and one joins: each group is stored once."""
-    prepare(store)
     with team(store, verifier, 3, limits=(3 if silent else 30, 5)) as made:
 
         def lose() -> None:
@@ -229,7 +223,6 @@ def test_orders_for_others_outlive_the_worker_that_finished_last(
     store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is lost while the last group is entered, from which follows that the other one stores its groups."""
-    prepare(store)
     enter = SharedRollout.finish
 
     def finish(rollout: SharedRollout, worker: Attended, finished: FinishedGroup) -> list[StoreOrder]:
@@ -255,7 +248,6 @@ def test_a_shard_that_nobody_wants_any_more(store: Store, verifier: Verifier) ->
 
 def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
     """An error that would come again on every host is raised at once, with the worker's traceback."""
-    prepare(store)
     with team(store, verifier, 2) as made, pytest.raises(ValueError, match="no_such_argument") as raised:
         play_batch(made, settings("agent.args.no_such_argument=1"))
     assert "in another process" in "".join(raised.value.__notes__)
@@ -264,14 +256,9 @@ def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier
 @pytest.mark.parametrize("stays", [0, 1])
 def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int) -> None:
     """A full disk on one host costs only its worker. If no worker is left, its error ends the rollout."""
-    prepare(store)
     with team(store, verifier, 2) as made:
         for worker in made.workers[stays:]:
-
-            def fail(*_: object) -> None:
-                raise FULL
-
-            worker.local.serve = fail  # type: ignore[assignment]
+            worker.local.serve = Mock(side_effect=FULL)  # type: ignore[method-assign]
         if stays:
             check_whole(play_batch(made, settings()))
         else:
@@ -282,7 +269,6 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
 
 def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
     """The error says why the last one was lost."""
-    prepare(store)
     with team(store, verifier, 1, limits=(30, 0.5)) as made:
         made.workers[0].kill()
         with pytest.raises(InferenceError, match=r"no worker for 0.5 s \(cluster.startup_timeout_s\): killed"):
@@ -291,7 +277,6 @@ def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
 
 def test_a_worker_that_lags_skips_a_policy_that_was_collected(store: Store, verifier: Verifier) -> None:
     """While it fetched a policy a newer one came, and the run deleted the older. It serves the newer one."""
-    prepare(store, 2)
     with team(store, verifier, 1) as made:
         (worker,), served, later = made.workers, list[str](), threading.Event()
         serve = worker.local.serve
@@ -319,7 +304,6 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     Where workers are lost, an evaluation is played at the same time: its groups are all there, too.
     """
     iterations, staleness = 6, 2
-    prepare(store, iterations)
     config = settings(f"rollout.max_head_offpolicyness={staleness}", f"run.iterations={iterations}", "run.overlap=true")
     size = config.rollout.problems_per_iteration
     with team(store, verifier, 3) as made:
@@ -345,21 +329,11 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
                 made.join()
         stream.stop()
         player.join()
-    everything = [rows_of(store, index) for index in range(iterations)]
-    for index, rows in enumerate(everything):
-        assert len(rows) == size * SAMPLES
-        versions = {version for row in rows for version in row.versions} - {-1}
-        assert index - staleness <= min(versions) <= max(versions) <= index
-    ids = [row.trajectory_id for rows in everything for row in rows]
-    assert len(set(ids)) == len(ids)
-    committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
-    numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
-    assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
+    check_stream(store, iterations, size, SAMPLES, staleness)
 
 
 def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, caplog: pytest.LogCaptureFixture) -> None:
     """Each turn gets one score, as from one process, though a worker is lost and another one has a full disk."""
-    prepare(store)
     with team(store, verifier, 4) as made:
         rows = play_batch(made, settings())
         trajectories = layout.trajectories(RUN, 0)
@@ -383,7 +357,6 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
 @pytest.mark.parametrize("error", [FULL, RuntimeError("the result cannot be sent")], ids=str)
 def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier, error: Exception) -> None:
     """The stage ends if every disk is full, or with the first error that is not of a host."""
-    prepare(store)
     with team(store, verifier, 2) as made:
         play_batch(made, settings())
         for worker in made.workers:
