@@ -125,9 +125,9 @@ def chat(policy_folder: Path) -> Chat:
 @pytest.fixture(scope="session")
 def qwen3() -> Chat:
     """Return a chat in the format of Qwen 3."""
-    from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+    from tests.support.chat_formats import chat_of
 
-    return Chat(build_qwen3_tokenizer())
+    return chat_of("qwen3")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import pytest
 from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
 from tasks.agents.chat import Chat
 from tests.support.chat_formats import chat_of, tokenizer_of
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
 FUNCTION = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS}
@@ -42,7 +41,7 @@ def test_a_known_family_is_found_by_its_tokens() -> None:
         found = open_reader(known)
         assert isinstance(found, FamilyReader)
         assert found.family == family
-    tokenizer = build_qwen3_tokenizer()
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<tool_call>", "[call]")
     assert type(open_reader(Chat(tokenizer))) is AnswerReader
     with pytest.raises(Exception, match="qwen33"):
@@ -74,11 +73,6 @@ def test_a_sequence_goes_on_as_the_library_has_it(
     assert bridge is None or list(bridge.token_ids) == prompt + completion + ids
 
 
-def test_thoughts_before_a_new_question_begin_a_sequence() -> None:
-    """The format drops thoughts of earlier turns, so the prompt cannot go on with them."""
-    assert CHAT.continuation([QUESTION], CHAT.encode("<think>\nHm\n</think>\n\n4<|im_end|>"), [AGAIN]) is None
-
-
 @pytest.mark.parametrize(
     ("said", "content", "reasoning", "calls"),
     [
@@ -104,14 +98,3 @@ def test_broken_calls_are_kept(reader: AnswerReader) -> None:
         (found,) = reader.read(CHAT.prompt([QUESTION], [ADD]), CHAT.encode(broken + "<|im_end|>"), [ADD]).calls
         assert found.status == "unparsable"
         assert found.arguments.strip() in broken
-
-
-def test_a_template_without_tools_is_refused() -> None:
-    """A policy that would never see its tools is an error of the request, and not silence."""
-    tokenizer = build_qwen3_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    with pytest.raises(ValueError, match="does not show the tool 'add'"):
-        Chat(tokenizer).prompt([QUESTION], [ADD])

@@ -10,25 +10,21 @@ from typing import Any
 import pytest
 
 from configs import load
-from configs.rollout import Rollout
 from configs.score import Score as ScoreSettings
 from storage.records import Problem, Trajectory
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Agent, EpisodeSpec, entered
+from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.rollout.collector import collect
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.play import run_loop
-from tasks.rollout.turns import Player
 from tasks.rollout.workers import open_player
 from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
 from tests.support import own_scorers
-from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
+from tests.support.rollout_helpers import ScriptedEngine, context, make_plan, play
 
 SECRET = "the hidden test"
 SYSTEM = {"role": "system", "content": "Put it in a box."}
@@ -90,15 +86,8 @@ def played(
     around: Callable[[Grades], Any] = lambda grades: grades,
 ) -> tuple[Trajectory, Problem]:
     """Play one episode; return its trajectory and the problem that the environment had."""
-    environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    player = Player(engine, agent, lambda: around(environment), chat, Rollout(), private=frozenset(private))
-
-    async def play_all() -> None:
-        async with entered(agent):
-            await collect(player, all_groups(make_plan(1), [PROBLEM]), 1, lambda _, ended: rows.extend(ended))
-
-    run_loop(play_all())
+    environment, engine = Grades(EnvironmentContext(verifier)), ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    rows = play(engine, agent, verifier, [PROBLEM], 1, environment=lambda _: around(environment), private=private)
     (row,), (problem,) = rows, environment.problems
     assert row.status == "completed", row.reason
     return row, problem

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, repeat
 
 from configs import Config, load
@@ -73,14 +74,16 @@ def play(
     settings: Rollout | None = None,
     environment: Callable[[EnvironmentContext], Environment] = MathVerifyEnvironment,
     together: int | None = None,
+    private: Iterable[str] = (),
 ) -> list[Trajectory]:
-    """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id."""
+    """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id.
+
+    Agents do not see the metadata with `private` keys.
+    """
     played: list[Trajectory] = []
 
-    def make_environment() -> Environment:
-        return environment(EnvironmentContext(verifier))
-
-    player = Player(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG)
+    make_environment, unseen = partial(environment, EnvironmentContext(verifier)), frozenset(private)
+    player = Player(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG, unseen)
     groups = all_groups(make_plan(group_size), problems or [PROBLEM])
 
     async def play_all() -> None:
