@@ -50,12 +50,7 @@ def texts(name: str, *, hostile: bool) -> st.SearchStrategy[str]:
 
 def conversation(fill: Any, *, calls: bool) -> Messages:
     """Return a conversation with the contents that `fill` gives."""
-    messages: Messages = [
-        {"role": "system", "content": fill()},
-        {"role": "user", "content": fill()},
-        {"role": "assistant", "content": fill()},
-        {"role": "user", "content": fill()},
-    ]
+    messages: Messages = [{"role": role, "content": fill()} for role in ("system", "user", "assistant", "user")]
     if calls:
         function = {"name": "look", "arguments": {"x": fill(), "y": [fill()]}}
         called = {"id": "look00001", "type": "function", "function": function}

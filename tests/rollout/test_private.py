@@ -3,8 +3,8 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -44,31 +44,18 @@ def chat(qwen3: Chat) -> Chat:
     return qwen3
 
 
-@dataclass
-class Grades(MathVerifyEnvironment):
-    """An environment that keeps the problems that it was reset with."""
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """An environment that keeps the problems that it was reset with, and whose attributes cannot be set."""
 
-    context: EnvironmentContext
-    problems: list[Problem] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(self.context)
+    inner: MathVerifyEnvironment
+    problems: list[Problem]
+    closed: list[bool]
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         assert options
         self.problems.append(options["problem"])
         assert options["metadata"] == json.loads(self.problems[-1].metadata)  # also what is private
-        return await super().reset(seed, options)
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """An environment whose attributes cannot be set."""
-
-    inner: Grades
-    closed: list[bool]
-
-    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         return await self.inner.reset(seed, options)
 
     async def step(self, action: str) -> Any:
@@ -79,17 +66,15 @@ class Frozen:
 
 
 def played(
-    chat: Chat,
-    verifier: Verifier,
-    agent: Agent,
-    private: Sequence[str] = ("tests",),
-    around: Callable[[Grades], Any] = lambda grades: grades,
+    chat: Chat, verifier: Verifier, agent: Agent, private: Sequence[str] = ("tests",)
 ) -> tuple[Trajectory, Problem]:
     """Play one episode; return its trajectory and the problem that the environment had."""
-    environment, engine = Grades(EnvironmentContext(verifier)), ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    rows = play(engine, agent, verifier, [PROBLEM], 1, environment=lambda _: around(environment), private=private)
+    environment = Grades(MathVerifyEnvironment(EnvironmentContext(verifier)), [], [])
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    rows = play(engine, agent, verifier, [PROBLEM], 1, environment=lambda _: environment, private=private)
     (row,), (problem,) = rows, environment.problems
     assert row.status == "completed", row.reason
+    assert environment.closed == [True]
     return row, problem
 
 
@@ -127,21 +112,13 @@ def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
         async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> list[Trajectory]:
             seen.append(prompt)
             assert isinstance(env, Grades)  # it looks like the environment itself
-            assert env.context.verifier is verifier
+            assert env.inner._verifier is verifier
             return await super().play(prompt, env, engine)
 
     row, graded = played(chat, verifier, Curious(context(chat, 20_000), num_turns=1, system_prompt="Be brief."))
     assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
     assert (row.metadata, graded) == (PROBLEM.metadata, PROBLEM)
     assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
-
-
-def test_environments_that_are_frozen(chat: Chat, verifier: Verifier) -> None:
-    """They get the whole problem, too, and are closed."""
-    closed = list[bool]()
-    agent = MathMultiTurnAgent(context(chat, 20_000), num_turns=1)
-    _, graded = played(chat, verifier, agent, around=lambda grades: Frozen(grades, closed))
-    assert (graded.metadata, closed) == (PROBLEM.metadata, [True])
 
 
 def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:

@@ -13,6 +13,7 @@ from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
+from tests.agents.endpoint.solvers import question as question
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 Ask = Callable[[AgentTask, Any], Awaitable[object]]
@@ -50,7 +51,3 @@ def asked(
     rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
     to_table(rows, TRAJECTORY_SCHEMA)
     return rows
-
-
-def question(task: AgentTask) -> list[Any]:
-    return [{"role": "user", "content": task.prompt}]

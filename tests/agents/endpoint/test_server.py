@@ -19,7 +19,8 @@ from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, asked, question
+from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, asked
+from tests.agents.endpoint.solvers import ask as create
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
@@ -144,10 +145,6 @@ class Slow(MathVerifyEnvironment):
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         await asyncio.sleep(0.5)
         return await super().step(action)
-
-
-def create(task: AgentTask, client: Any, **more: Any) -> Any:
-    return client.chat.completions.create(model=task.model, messages=question(task), **more)
 
 
 def graded(row: Any) -> list[tuple[str, str]]:
