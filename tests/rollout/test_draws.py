@@ -29,21 +29,9 @@ EXCLUDED = [PROBLEMS[number] for number in (1, 7, 8, 14, 22)]
 
 BOTH = "curriculum+exclusions"
 DRAWN = {
-    "nothing": [
-        "p9 p11 p21 p2 p14 p20 p16 p7",
-        "p22 p15 p0 p2 p14 p6 p16 p17",
-        "p6 p13 p7 p12 p3 p9 p22 p10",
-    ],
-    "exclusions": [
-        "p9 p11 p21 p2 p20 p16 p10 p12",
-        "p15 p0 p2 p6 p16 p17 p20 p10",
-        "p6 p13 p12 p3 p9 p10 p4 p11",
-    ],
-    "curriculum": [
-        "p2 p11 p14 p19 p3 p6 p7 p18",
-        "p9 p10 p15 p6 p3 p22 p14 p11",
-        "p7 p19 p18 p15 p2 p11 p22 p3",
-    ],
+    "nothing": ["p9 p11 p21 p2 p14 p20 p16 p7", "p22 p15 p0 p2 p14 p6 p16 p17", "p6 p13 p7 p12 p3 p9 p22 p10"],
+    "exclusions": ["p9 p11 p21 p2 p20 p16 p10 p12", "p15 p0 p2 p6 p16 p17 p20 p10", "p6 p13 p12 p3 p9 p10 p4 p11"],
+    "curriculum": ["p2 p11 p14 p19 p3 p6 p7 p18", "p9 p10 p15 p6 p3 p22 p14 p11", "p7 p19 p18 p15 p2 p11 p22 p3"],
     BOTH: ["p2 p11 p19 p3 p6 p18 p10 p13", "p9 p10 p15 p6 p3 p11 p2 p5", "p19 p18 p15 p2 p11 p3 p6 p10"],
 }
 """What the first programs drew in iterations 0, 4 and 5, and the first three of the spare problems."""

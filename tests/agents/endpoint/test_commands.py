@@ -34,14 +34,8 @@ def ask():
 """
 
 
-def the_one(
-    chat: Chat,
-    verifier: Verifier,
-    code: str,
-    deadline_s: float = 60,
-    environment: Any = MathVerifyEnvironment,
-    **own: Any,
-) -> Trajectory:
+def the_one(chat: Chat, verifier: Verifier, code: str, deadline_s: float = 60, **own: Any) -> Trajectory:
+    environment = own.pop("environment", MathVerifyEnvironment)
     agent = CommandAgent(context(chat), **{"argv": [sys.executable, "-c", ASK + code]} | own)
     engine, settings = ScriptedEngine(chat, lambda *_: r"\boxed{3}"), Rollout(episode_deadline_s=deadline_s)
     (row,) = play(engine, agent, verifier, None, 1, settings, environment)
