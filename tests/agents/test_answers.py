@@ -9,18 +9,15 @@ import pytest
 from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
 from tasks.agents.chat import Chat
 from tests.support.chat_formats import chat_of, tokenizer_of
+from tests.support.tool_calling import call
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
 FUNCTION = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS}
-CHAT = chat_of("qwen3")
+CHAT, CALL = chat_of("qwen3"), call("add", a=1, b=2)
 ADD: dict[str, Any] = {"type": "function", "function": FUNCTION}
 QUESTION = {"role": "user", "content": "What is 1 + 2?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 AGAIN = {"role": "user", "content": "Your answer is wrong. Try again."}
-
-
-def call(name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def result(content: str = "3", number: int = 1) -> ChatMessage:
@@ -52,10 +49,10 @@ TURNS: dict[str, tuple[list[ChatMessage], str, list[ChatMessage], list[dict[str,
     "system": ([SYSTEM, QUESTION], "4<|im_end|>", [AGAIN], []),
     "cut": ([QUESTION], "It is", [AGAIN], []),
     "blanks": ([QUESTION], "\n\n It is 4. \n<|im_end|>", [AGAIN], []),
-    "call": ([QUESTION], f"{call()}<|im_end|>", [result()], [ADD]),
-    "two calls": ([SYSTEM, QUESTION], f"I add.\n{call()}\n{call()}<|im_end|>", [result(), result("4", 2)], [ADD]),
+    "call": ([QUESTION], f"{CALL}<|im_end|>", [result()], [ADD]),
+    "two calls": ([SYSTEM, QUESTION], f"I add.\n{CALL}\n{CALL}<|im_end|>", [result(), result("4", 2)], [ADD]),
     "broken call": ([QUESTION], "<tool_call>\nadd(1, 2)\n</tool_call><|im_end|>", [AGAIN], [ADD]),
-    "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", [result()], [ADD]),
+    "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{CALL}<|im_end|>", [result()], [ADD]),
 }
 
 
@@ -77,9 +74,9 @@ def test_a_sequence_goes_on_as_the_library_has_it(
     ("said", "content", "reasoning", "calls"),
     [
         ("It is 3.<|im_end|>", "It is 3.", "", []),
-        (f"I add.\n{call()}\n{call('sub', '{}')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
-        (f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
-        (call(arguments=json.dumps('{"a": 1}')) + "<|im_end|>", "", "", [("add", {"a": 1})]),
+        (f"I add.\n{CALL}\n{call('sub')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
+        (f"<think>\nHm\n</think>\n\n{CALL}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
+        (CALL.replace('{"a": 1, "b": 2}', json.dumps('{"a": 1}')) + "<|im_end|>", "", "", [("add", {"a": 1})]),
     ],
 )
 def test_answers_are_read(

@@ -13,7 +13,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.rollout_helpers import PROBLEM, RIGHT, WRONG, ScriptedEngine, context, play
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 
 _TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
@@ -65,7 +65,6 @@ OPENED = {"keeping", "opening"}  # the template itself writes <think> before a c
 QUESTION: Message = {"role": "user", "content": PROBLEM.prompt}
 END = "<|im_end|>"
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
 def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
@@ -75,9 +74,7 @@ def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 
 def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def thought(name: str, answer: str) -> str:

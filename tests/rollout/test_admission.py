@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.records import HIGHEST_LOGPROB, TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
+from storage.records import HIGHEST_LOGPROB, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.rollout_helpers import PROBLEM, RIGHT, WRONG, ScriptedEngine, context, play
 
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 Change = Callable[[Trajectory], Any]
 
 
@@ -35,9 +34,7 @@ class Returns(MathMultiTurnAgent):
 
 def played(chat: Chat, verifier: Verifier, change: Change, problems: list[Problem] | None = None) -> list[Trajectory]:
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
-    rows = play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
-    to_table(rows, TRAJECTORY_SCHEMA)  # Arrow can store them
-    return rows
+    return play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
 
 
 def turned(**changes: Any) -> Change:

@@ -19,25 +19,22 @@ import numpy as np
 import pytest
 
 from configs.rollout import Rollout
-from storage.records import Problem, Trajectory
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import GenerationConfig, InferenceError
-from tasks.rollout import collector, conversation, guards
-from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
-from tests.support.rollout_helpers import GCONFIG, ByQueues, ScriptedEngine, context, play
+from tests.support.rollout_helpers import GCONFIG, PROBLEMS, ByQueues, ScriptedEngine, context, play
 
 pytestmark = pytest.mark.slow
 
 Queue = asyncio.Queue[Any]
 Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
-PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
 
 
 class OneOfThemIs:
@@ -262,17 +259,15 @@ def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
-    monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
-    monkeypatch.setattr(guards, "PATIENCE_S", 0.1)
+    for name in ("turns.PATIENCE_S", "conversation.DRAIN_S", "collector.CLEAN_UP_S", "guards.PATIENCE_S"):
+        monkeypatch.setattr(f"tasks.rollout.{name}", 0.1)
 
 
 def test_an_agent_that_cleans_up_for_long_finishes(
     chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may stop a container, for example. Other episodes do not wait for it, but the end of the rollout does."""
-    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
+    monkeypatch.setattr("tasks.rollout.conversation.DRAIN_S", 0.1)
     cleaned = []
 
     async def cleans_up(prompt: EpisodeSpec, *_: object) -> None:
@@ -317,10 +312,8 @@ print("the process goes on")
 
 def run_script(path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True, timeout=120
-    )
+    command, env = [sys.executable, str(path), *arguments], os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(("patience_s", "end", "status"), [("0.1", "complete", 0), ("600", "interrupted", -2)])
@@ -382,9 +375,7 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert warned.startswith("for 1 s")
     assert ended.startswith("until its deadline")
     assert "continues from the stored shards" in ended
-    line = f'File "{script}", line 12, in main'
-    assert line in warned
-    assert line in ended
+    assert all(f'File "{script}", line 12, in main' in text for text in (warned, ended))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from itertools import pairwise, repeat
 
 from configs import Config, load
 from configs.rollout import Rollout
-from storage.records import Problem, Trajectory
+from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
 from storage.version_names import PolicyVersion
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
@@ -21,7 +21,8 @@ from tasks.rollout.play import run_loop
 from tasks.rollout.turns import Player
 from tasks.score.verifier import Verifier
 
-PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
+PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
+PROBLEM, RIGHT, WRONG = PROBLEMS[0], r"\boxed{3}", r"\boxed{4}"
 GCONFIG = GenerationConfig(max_new_tokens=8)
 
 
@@ -78,7 +79,7 @@ def play(
 ) -> list[Trajectory]:
     """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id.
 
-    Agents do not see the metadata with `private` keys.
+    They can be stored. Agents do not see the metadata with `private` keys.
     """
     played: list[Trajectory] = []
 
@@ -91,6 +92,7 @@ def play(
             await collect(player, groups, together or group_size, lambda _, ended: played.extend(ended))
 
     run_loop(play_all())
+    to_table(played, TRAJECTORY_SCHEMA)
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 

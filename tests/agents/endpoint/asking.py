@@ -5,7 +5,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from configs.rollout import Rollout
-from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
@@ -43,11 +43,9 @@ def asked(
 ) -> list[Trajectory]:
     """Play episodes whose n-th completion is `says[n]`, and the n-th request takes `delays[n]` s; return their rows.
 
-    Later ones are as the last. The rows can be stored.
+    Later ones are as the last.
     """
     replies = chain(says, repeat(says[-1]))
     engine = ScriptedEngine(chat, lambda *_: next(replies), delays=chain(delays, repeat(delays[-1])))
     settings = Rollout(episode_deadline_s=60)
-    rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
-    to_table(rows, TRAJECTORY_SCHEMA)
-    return rows
+    return play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)

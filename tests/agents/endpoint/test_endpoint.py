@@ -10,7 +10,7 @@ import pytest
 from configs import ConfigError
 from configs.rollout import Rollout
 from flows.run.configuration import resolve
-from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.faults import PolicyError, fault_of
@@ -29,7 +29,6 @@ def test_two_turns_are_those_of_the_queue_agent(chat: Chat, verifier: Verifier) 
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     queues = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
     endpoint = play(engine, OpenAIAgent(context(chat), entry=f"{HERE}:two_turns"), verifier)
-    to_table(endpoint, TRAJECTORY_SCHEMA)
     assert [timeless(replace(row, follows=[])) for row in endpoint] == [timeless(row) for row in queues]
     assert endpoint[0].follows == [-1, 0]
 
@@ -40,7 +39,6 @@ def played(chat: Chat, verifier: Verifier, entry: str, deadline_s: float = 60.0,
     agent = OpenAIAgent(context(chat), entry=f"{HERE}:{entry}", **arguments)
     settings = Rollout(episode_deadline_s=deadline_s)
     (row,) = play(engine, agent, verifier, group_size=1, settings=settings)
-    to_table([row], TRAJECTORY_SCHEMA)
     return row
 
 
