@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -46,6 +46,7 @@ from storage.objects.store import Store
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
+from tasks.agents.chat import Chat, load_tokenizer
 from tasks.inference.engine import Engine
 from tasks.inference.location import POLICIES
 from tasks.score.verifier import Verifier
@@ -113,6 +114,20 @@ def pytest_unconfigure() -> None:
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a transformers folder with a tiny Qwen3 after a few training steps, and its tokenizer."""
     return Path(shutil.copytree(POLICIES / "smoke", tmp_path_factory.mktemp("policies") / "smoke"))
+
+
+@pytest.fixture(scope="session")
+def chat(policy_folder: Path) -> Chat:
+    """Return the chat of the tiny policy."""
+    return Chat(load_tokenizer(policy_folder))
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Chat:
+    """Return a chat in the format of Qwen 3."""
+    from tests.support.chat_formats import chat_of
+
+    return chat_of("qwen3")
 
 
 @pytest.fixture(scope="session")
@@ -250,17 +265,13 @@ def sandboxes() -> Sandboxes:
     try:
         sandboxes.check()
     except ValueError as error:
-        if os.environ.get("CI") == "true" and not shutil.which("bwrap"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+        _leave_out(str(error), fails=not shutil.which("bwrap"))
     return sandboxes
 
 
-def _need_s3() -> None:
-    if reason := s3.available():
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+def _leave_out(reason: str, *, fails: bool = True) -> NoReturn:
+    """Skip the test; in CI, which has what tests need, let it fail."""
+    (pytest.fail if fails and os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 @pytest.fixture(scope="session")
@@ -269,7 +280,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if endpoint := os.environ.get("S3_TEST_ENDPOINT") or os.environ.get(_SHARED_S3):
         yield endpoint
     else:
-        _need_s3()
+        if reason := s3.available():
+            _leave_out(reason)
         with s3.Rgw(tmp_path_factory.mktemp("s3") / "server") as server:
             yield server.endpoint
 

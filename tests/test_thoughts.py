@@ -60,14 +60,6 @@ def chat_of(name: str) -> Chat:
 CHATS = {name: chat_of(name) for name in TEMPLATES}
 
 
-class Cut(ScriptedEngine):
-    """An engine whose completions the limit cuts, unless they say how they end."""
-
-    def _completion(self, reply: str | Exception) -> Completion:
-        ids = self.chat.encode(str(reply))
-        return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop" if str(reply).endswith(END) else "length")
-
-
 CASES = [
     ("It is 3", OPENED, "unparsable", ""),
     (r"Could it be \boxed{3}? Hmm", OPENED, "unparsable", ""),
@@ -84,11 +76,12 @@ def test_a_thought_is_no_answer(said: str, names: set[str], verdict: str, conten
     for name in sorted(names):
         chat = CHATS[name]
         words = said.replace("<think>", "[THINK]").replace("</think>", "[/THINK]") if name == "special" else said
-        agent = MathMultiTurnAgent(context(chat), num_turns=1)
-        (row,) = play(Cut(chat, lambda *_, words=words: words), agent, verifier, group_size=1)
+        agent, ids = MathMultiTurnAgent(context(chat), num_turns=1), chat.encode(words)
+        done = Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop" if words.endswith(END) else "length")
+        (row,) = play(ScriptedEngine(chat, lambda *_, done=done: done), agent, verifier, group_size=1)
         turn = {"text": row.turns[0].text, "feedback": ""}
         stored = Answer({"turns": [turn], "answers": [], "follows": [], "prompt": ""}, 0)
-        read = AnswerReader(chat).read(chat.prompt([QUESTION]), chat.encode(words), [])
+        read = AnswerReader(chat).read(chat.prompt([QUESTION]), ids, [])
         assert (row.turns[0].verdict, read.content) == (verdict, content), name
         assert [stored.given.strip(), messages_of(stored)[-1]["content"].strip()] == [content] * 2, name
         assert bool(chat.opening) == (name in OPENED)

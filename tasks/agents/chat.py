@@ -95,9 +95,8 @@ class Chat:
 
     def whole(self, messages: Messages) -> list[int]:
         """Return the ids of a conversation that ends with the assistant's answer; tags of thoughts in it are text."""
-        return self.control.encode(
-            str(self.tokenizer.apply_chat_template(self.control.apart(quoted(messages)), tokenize=False))
-        )
+        text = self.tokenizer.apply_chat_template(self.control.apart(quoted(messages)), tokenize=False)
+        return self.control.encode(str(text))
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
         """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.

@@ -18,6 +18,8 @@ from tasks.rollout.turns import Player, TurnBatcher
 
 logger = logging.getLogger(__name__)
 
+Episode = asyncio.Task[list[Trajectory]]
+
 CLEAN_UP_S = 60.0
 """Time for all agents that still clean up at the end of a rollout."""
 
@@ -40,20 +42,7 @@ async def collect(
     before, collecting = asyncio.all_tasks(), asyncio.current_task()
     assert collecting
 
-    async def begin(group: Group, playing: asyncio.TaskGroup) -> None:
-        """Begin the episodes of a group, the first of them in slots that are taken already."""
-        replica, own = loads.index(min(loads)), player.members.get(group.problem.source, player)
-        loads[replica] += 1
-        turns, episodes = TurnBatcher(len(group.prompts), own, replica), list[asyncio.Task[list[Trajectory]]]()
-        for place, prompt in enumerate(group.prompts):
-            if place >= together:
-                await slots.acquire()
-            played = Conversation(prompt, turns, own).play(trained=group.plan.selecting)
-            episodes.append(playing.create_task(played, name=prompt.record.trajectory_id))
-            episodes[-1].add_done_callback(lambda _: slots.release())
-        playing.create_task(finish(group, replica, episodes), name=f"group {group.problem.problem_id}")
-
-    async def finish(group: Group, replica: int, episodes: Sequence[asyncio.Task[list[Trajectory]]]) -> None:
+    async def finish(group: Group, replica: int, episodes: Sequence[Episode]) -> None:
         """Await the episodes of a group, and pass them on."""
         try:
             trajectories = list(itertools.chain(*await asyncio.gather(*episodes)))
@@ -70,20 +59,25 @@ async def collect(
         with guarded(player.settings.episode_deadline_s):
             async with asyncio.TaskGroup() as playing:
                 while True:
-                    await _acquire(slots, together)
+                    for _ in range(together):
+                        await slots.acquire()
                     if not (group := await anext(groups, None)):
                         break
-                    await begin(group, playing)
+                    replica, own = loads.index(min(loads)), player.members.get(group.problem.source, player)
+                    loads[replica] += 1
+                    turns, episodes = TurnBatcher(len(group.prompts), own, replica), list[Episode]()
+                    for place, prompt in enumerate(group.prompts):
+                        if place >= together:  # the first ones have their slots
+                            await slots.acquire()
+                        played = Conversation(prompt, turns, own).play(trained=group.plan.selecting)
+                        episodes.append(playing.create_task(played, name=prompt.record.trajectory_id))
+                        episodes[-1].add_done_callback(lambda _: slots.release())
+                    playing.create_task(finish(group, replica, episodes), name=f"group {group.problem.problem_id}")
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
         await _end_tasks(before)
         writer.shutdown()
-
-
-async def _acquire(slots: asyncio.Semaphore, count: int) -> None:
-    for _ in range(count):
-        await slots.acquire()
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+from wrapt import ObjectProxy
 
 from storage import interrupts
 from storage.records import Problem, Status, Trajectory, pack_experts, unpack_experts
@@ -233,10 +234,10 @@ def without(metadata: str, private: Set[str]) -> str:
     return json.dumps({key: values[key] for key in values if key not in private}) if private & set(values) else metadata
 
 
-class WholeProblem:
+class WholeProblem(ObjectProxy[Environment]):
     """An environment that gets the whole problem, and its metadata as a dictionary, whatever its agent has of them.
 
-    To the agent it is the environment itself: it has its class and attributes, which may also be set.
+    To the agent it is the environment itself: all but `reset` is that of the environment, its class included.
 
     Args:
         environment: the environment.
@@ -245,26 +246,13 @@ class WholeProblem:
     """
 
     def __init__(self, environment: Environment, shown: str, whole: str) -> None:
-        vars(self).update(_environment=environment, _shown=shown, _whole=whole)  # not by `__setattr__`
+        super().__init__(environment)
+        self._self_shown, self._self_whole = shown, whole  # by their prefix these are the proxy's own
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """See `Environment.reset`."""
         given = (options or {}).get("problem")
         if isinstance(given, Problem):
-            problem = replace(given, metadata=self._whole) if given.metadata == self._shown else given
+            problem = replace(given, metadata=self._self_whole) if given.metadata == self._self_shown else given
             options = {"metadata": json.loads(problem.metadata), **(options or {}), "problem": problem}
-        environment: Environment = self._environment
-        return await environment.reset(seed=seed, options=options)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Environment]:  # type: ignore[override]
-        return type(self._environment)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_environment"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "reset":  # an agent's own, which calls the one above: on the environment they would call each other
-            super().__setattr__(name, value)
-        else:
-            setattr(self._environment, name, value)
+        return await self.__wrapped__.reset(seed=seed, options=options)

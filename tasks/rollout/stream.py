@@ -233,9 +233,8 @@ class Stream(SharedGroups):
             begun = self._begun
             later = [n for n, other in self._data_set_of.items() if other is None or other > index]
         data_set.tally.started = self._last_commit
-        metrics = data_set.end()
-        metrics["groups"] = data_set.groups
-        metrics["stream"] = {"groups": data_set.numbers, "begun": begun, "later": sorted(later)}
+        stream = {"groups": data_set.numbers, "begun": begun, "later": sorted(later)}
+        metrics = data_set.end() | {"groups": data_set.groups, "stream": stream}
         run = self._plan.config.run.name
         policies = [layout.checkpoint(run, number) for number in sorted(data_set.tally.policies, reverse=True)]
         data_set.draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)

@@ -83,10 +83,7 @@ class LocalWorker:
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
         with groups.changed.listening():
-            async with (
-                self._engine.connect() as connection,
-                open_player(plan, connection, chat, self.verifier) as player,
-            ):
+            async with self._engine.connect() as engine, open_player(plan, engine, chat, self.verifier) as player:
                 await collect(player, as_they_begin(), plan.together, store)
 
     def score(

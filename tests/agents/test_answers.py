@@ -9,19 +9,15 @@ import pytest
 from tasks.agents.answers import AnswerReader, ChatMessage, FamilyReader, open_reader
 from tasks.agents.chat import Chat
 from tests.support.chat_formats import chat_of, tokenizer_of
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+from tests.support.tool_calling import call
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}
 FUNCTION = {"name": "add", "description": "Add two numbers.", "parameters": PARAMETERS}
-CHAT = chat_of("qwen3")
+CHAT, CALL = chat_of("qwen3"), call("add", a=1, b=2)
 ADD: dict[str, Any] = {"type": "function", "function": FUNCTION}
 QUESTION = {"role": "user", "content": "What is 1 + 2?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 AGAIN = {"role": "user", "content": "Your answer is wrong. Try again."}
-
-
-def call(name: str = "add", arguments: str = '{"a": 1, "b": 2}') -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def result(content: str = "3", number: int = 1) -> ChatMessage:
@@ -42,7 +38,7 @@ def test_a_known_family_is_found_by_its_tokens() -> None:
         found = open_reader(known)
         assert isinstance(found, FamilyReader)
         assert found.family == family
-    tokenizer = build_qwen3_tokenizer()
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
     tokenizer.chat_template = str(tokenizer.chat_template).replace("<tool_call>", "[call]")
     assert type(open_reader(Chat(tokenizer))) is AnswerReader
     with pytest.raises(Exception, match="qwen33"):
@@ -53,10 +49,10 @@ TURNS: dict[str, tuple[list[ChatMessage], str, list[ChatMessage], list[dict[str,
     "system": ([SYSTEM, QUESTION], "4<|im_end|>", [AGAIN], []),
     "cut": ([QUESTION], "It is", [AGAIN], []),
     "blanks": ([QUESTION], "\n\n It is 4. \n<|im_end|>", [AGAIN], []),
-    "call": ([QUESTION], f"{call()}<|im_end|>", [result()], [ADD]),
-    "two calls": ([SYSTEM, QUESTION], f"I add.\n{call()}\n{call()}<|im_end|>", [result(), result("4", 2)], [ADD]),
+    "call": ([QUESTION], f"{CALL}<|im_end|>", [result()], [ADD]),
+    "two calls": ([SYSTEM, QUESTION], f"I add.\n{CALL}\n{CALL}<|im_end|>", [result(), result("4", 2)], [ADD]),
     "broken call": ([QUESTION], "<tool_call>\nadd(1, 2)\n</tool_call><|im_end|>", [AGAIN], [ADD]),
-    "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", [result()], [ADD]),
+    "thoughts": ([QUESTION], f"<think>\nHm\n</think>\n\n{CALL}<|im_end|>", [result()], [ADD]),
 }
 
 
@@ -74,18 +70,13 @@ def test_a_sequence_goes_on_as_the_library_has_it(
     assert bridge is None or list(bridge.token_ids) == prompt + completion + ids
 
 
-def test_thoughts_before_a_new_question_begin_a_sequence() -> None:
-    """The format drops thoughts of earlier turns, so the prompt cannot go on with them."""
-    assert CHAT.continuation([QUESTION], CHAT.encode("<think>\nHm\n</think>\n\n4<|im_end|>"), [AGAIN]) is None
-
-
 @pytest.mark.parametrize(
     ("said", "content", "reasoning", "calls"),
     [
         ("It is 3.<|im_end|>", "It is 3.", "", []),
-        (f"I add.\n{call()}\n{call('sub', '{}')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
-        (f"<think>\nHm\n</think>\n\n{call()}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
-        (call(arguments=json.dumps('{"a": 1}')) + "<|im_end|>", "", "", [("add", {"a": 1})]),
+        (f"I add.\n{CALL}\n{call('sub')}<|im_end|>", "I add.", "", [("add", {"a": 1, "b": 2}), ("sub", {})]),
+        (f"<think>\nHm\n</think>\n\n{CALL}<|im_end|>", "", "Hm", [("add", {"a": 1, "b": 2})]),
+        (CALL.replace('{"a": 1, "b": 2}', json.dumps('{"a": 1}')) + "<|im_end|>", "", "", [("add", {"a": 1})]),
     ],
 )
 def test_answers_are_read(
@@ -104,14 +95,3 @@ def test_broken_calls_are_kept(reader: AnswerReader) -> None:
         (found,) = reader.read(CHAT.prompt([QUESTION], [ADD]), CHAT.encode(broken + "<|im_end|>"), [ADD]).calls
         assert found.status == "unparsable"
         assert found.arguments.strip() in broken
-
-
-def test_a_template_without_tools_is_refused() -> None:
-    """A policy that would never see its tools is an error of the request, and not silence."""
-    tokenizer = build_qwen3_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    with pytest.raises(ValueError, match="does not show the tool 'add'"):
-        Chat(tokenizer).prompt([QUESTION], [ADD])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from configs import Config, load
+from configs import load
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.versions.checkpoints import Checkpoint
@@ -74,12 +74,8 @@ def test_the_engines_ends_are_those_of_the_models_files(
 SHORT = Problem("short", "What is 1 + 2?", ["3"])
 
 
-def config(*overrides: str) -> Config:
-    return load("smoke", overrides)
-
-
 def lacking(chat: Chat, problem: Problem, *overrides: str) -> bool:
-    return without_room([SHORT, problem], chat, config(*overrides)) == [problem]
+    return without_room([SHORT, problem], chat, load("smoke", overrides)) == [problem]
 
 
 def longest(chat: Chat, *overrides: str) -> Problem:

@@ -34,10 +34,8 @@ def control_tokens(name: str, ids: list[int]) -> list[int]:
 
 def rendered(name: str, messages: Messages, tools: Messages) -> str:
     """Return the template's own text."""
-    described: Any = tools or None
-    text = tokenizer_of(name).apply_chat_template(messages, tools=described, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    given: Any = {"tools": tools or None, "tokenize": False, "add_generation_prompt": True}
+    return str(tokenizer_of(name).apply_chat_template(messages, **given))
 
 
 def texts(name: str, *, hostile: bool) -> st.SearchStrategy[str]:
@@ -50,12 +48,7 @@ def texts(name: str, *, hostile: bool) -> st.SearchStrategy[str]:
 
 def conversation(fill: Any, *, calls: bool) -> Messages:
     """Return a conversation with the contents that `fill` gives."""
-    messages: Messages = [
-        {"role": "system", "content": fill()},
-        {"role": "user", "content": fill()},
-        {"role": "assistant", "content": fill()},
-        {"role": "user", "content": fill()},
-    ]
+    messages: Messages = [{"role": role, "content": fill()} for role in ("system", "user", "assistant", "user")]
     if calls:
         function = {"name": "look", "arguments": {"x": fill(), "y": [fill()]}}
         called = {"id": "look00001", "type": "function", "function": function}

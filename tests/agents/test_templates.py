@@ -13,7 +13,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.rollout_helpers import PROBLEM, RIGHT, WRONG, ScriptedEngine, context, play
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 
 _TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
@@ -65,7 +65,6 @@ OPENED = {"keeping", "opening"}  # the template itself writes <think> before a c
 QUESTION: Message = {"role": "user", "content": PROBLEM.prompt}
 END = "<|im_end|>"
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
 def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
@@ -75,9 +74,7 @@ def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 
 def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
 def thought(name: str, answer: str) -> str:
@@ -135,16 +132,14 @@ def test_the_policy_gets_the_whole_rendered_conversation(
 
 def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:
     """A template may append only, until a system prompt makes it rewrite turns. That is logged once."""
-    tokenizer = make_tokenizer(MOVING)
     with caplog.at_level(logging.INFO, "tasks.agents"):
-        chat = Chat(tokenizer)
+        chat = Chat(make_tokenizer(MOVING))
         answered = chat.encode(WRONG + END)
         assert not chat.next_prompt([QUESTION], answered, "Try again.").fresh
         assert not caplog.messages
         for _ in range(2):
             following = chat.next_prompt([SYSTEM, QUESTION], answered, "Try again.")
             assert following.fresh
-            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
     assert len(caplog.messages) == 1
     assert "rewrites earlier turns (for example of system, user, assistant, user)" in caplog.text
 

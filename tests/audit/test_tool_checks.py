@@ -7,6 +7,7 @@ import pytest
 
 from configs.audit import Audit
 from storage.records import Call, Problem, Trajectory
+from tasks.agents.chat import Chat
 from tasks.audit.checks import SkippedError, all_checks
 from tests.support.audit_play import SUM, Audited, Play
 from tests.support.branching import begin
@@ -14,10 +15,8 @@ from tests.support.planted_faults import call, written
 
 
 @pytest.fixture(scope="module")
-def play() -> Play:
-    from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
-
-    return Play(build_qwen3_tokenizer())
+def play(qwen3: Chat) -> Play:
+    return Play(qwen3.tokenizer)
 
 
 def given(*outputs: str) -> str:

@@ -12,7 +12,6 @@ from tasks.agents.chat import Chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.score.verifier import Verifier
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.tool_calling import played
 
 pytest.importorskip("gymnasium", reason="make setup-agents")
@@ -27,8 +26,8 @@ def game(**arguments: Any) -> Callable[[EnvironmentContext], Environment]:
 
 
 @pytest.fixture
-def play(verifier: Verifier) -> Callable[..., Trajectory]:
-    return partial(played, Chat(build_qwen3_tokenizer()), verifier, "openai", arguments={"arguments": {"num_turns": 8}})
+def play(qwen3: Chat, verifier: Verifier) -> Callable[..., Trajectory]:
+    return partial(played, qwen3, verifier, "openai", arguments={"arguments": {"num_turns": 8}})
 
 
 def test_a_lake_is_crossed(play: Callable[..., Trajectory]) -> None:

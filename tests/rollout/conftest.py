@@ -1,4 +1,4 @@
-"""The chat of the tiny policy, and a run whose policies have no weights: its engines only wait."""
+"""A run whose policies have no weights: its engines only wait."""
 
 import random
 from pathlib import Path
@@ -8,20 +8,24 @@ import pytest
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Trajectory
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.manifests import Manifest
+from storage.versions.manifests import Kind, Manifest
 from tasks.agents.chat import Chat
 
 RUN = "r"
 
 
-@pytest.fixture(scope="module")
-def chat(policy_folder: Path) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(policy_folder))
+@pytest.fixture
+def store(store: Store) -> Store:
+    """Return a store with what the data sets of a run have as parents."""
+    parents: list[tuple[str, Kind]] = [("problems/x", "problems")]
+    parents += [(layout.checkpoint(RUN, number), "checkpoint") for number in range(6)]
+    for version, kind in parents:
+        with Draft(store, version, kind) as draft:
+            draft.commit(Provenance(config={}), [])
+    return store
 
 
 @pytest.fixture
@@ -40,14 +44,23 @@ def heavy_tail(seed: int) -> float:
     return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
 
 
-def prepare(store: Store, policies: int = 1) -> None:
-    """Commit what data sets have as parents."""
-    with Draft(store, "problems/x", "problems") as draft:
-        draft.commit(Provenance(config={}), [])
-    for number in range(policies):
-        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
-            draft.commit(Provenance(config={}), [])
-
-
 def rows_of(store: Store, iteration: int) -> list[Trajectory]:
     return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
+
+
+def check_stream(store: Store, iterations: int, groups: int, samples: int, staleness: int) -> list[Trajectory]:
+    """Check the data sets of a stream: each drawn group is in one, and the tokens' versions keep the bound."""
+    everything, numbers = list[Trajectory](), list[int]()
+    for index in range(iterations):
+        rows, manifest = rows_of(store, index), manifests.read(store, layout.trajectories(RUN, index))
+        assert len(rows) == groups * samples
+        assert {row.iteration for row in rows} == {index}
+        versions = {version for row in rows for version in row.versions} - {-1}
+        assert index - staleness <= min(versions) <= max(versions) <= index
+        parents = {parent.version for parent in manifest.parents}
+        assert parents >= {"problems/x"} | {layout.checkpoint(RUN, version) for version in versions}
+        everything += rows
+        numbers += manifest.metrics["stream"]["groups"]
+    assert len({row.trajectory_id for row in everything}) == len(everything)
+    assert sorted(numbers) == list(range(groups * iterations))
+    return everything

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.records import HIGHEST_LOGPROB, TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
+from storage.records import HIGHEST_LOGPROB, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.rollout_helpers import PROBLEM, RIGHT, WRONG, ScriptedEngine, context, play
 
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 Change = Callable[[Trajectory], Any]
 
 
@@ -35,9 +34,7 @@ class Returns(MathMultiTurnAgent):
 
 def played(chat: Chat, verifier: Verifier, change: Change, problems: list[Problem] | None = None) -> list[Trajectory]:
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
-    rows = play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
-    to_table(rows, TRAJECTORY_SCHEMA)  # Arrow can store them
-    return rows
+    return play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
 
 
 def turned(**changes: Any) -> Change:
@@ -77,6 +74,7 @@ def shorter(row: Trajectory) -> list[Trajectory]:
 
 
 SAMPLED = -1  # the last token is a sampled one
+NOTHING = {"token_ids": [5], "action_mask": [False], "logprobs": [0.0], "versions": [-1], "turns": []}
 FAULTS: dict[str, tuple[Change, str]] = {
     "None": (lambda _: None, "returned None: return a list of trajectories"),
     "others": (lambda row: [{"status": "completed"}], "a list with a value of type dict"),
@@ -114,10 +112,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "fault": (rowed(status="failed", fault="engine"), "fault is 'engine'"),
     "fault of a whole one": (rowed(fault="policy"), "fault='policy'"),
     "sampling": (rowed(sampling="{}"), "sampling='{}'"),
-    "nothing sampled": (
-        rowed(token_ids=[5], action_mask=[False], logprobs=[0.0], versions=[-1], turns=[]),
-        "without a sampled token",
-    ),
+    "nothing sampled": (rowed(**NOTHING), "without a sampled token"),
 }  # fmt: skip
 
 
@@ -144,13 +139,9 @@ def test_other_numbers_and_cut_completions_are_admitted(chat: Chat, verifier: Ve
 
 def test_rounding_above_zero_is_admitted(chat: Chat, verifier: Verifier) -> None:
     """A server's logprob of a token with probability 1 is sometimes slightly above 0."""
-
-    class Rounds(ScriptedEngine):
-        def _completion(self, reply: str | Exception) -> Completion:
-            completion = super()._completion(reply)
-            return replace(completion, logprobs=[HIGHEST_LOGPROB for _ in completion.logprobs])
-
-    rows = play(Rounds(chat, lambda *_: RIGHT), MathMultiTurnAgent(context(chat)), verifier)
+    ids = chat.encode(RIGHT + "<|im_end|>")
+    completion = Completion(ids, [HIGHEST_LOGPROB] * len(ids), [3] * len(ids), "stop")
+    rows = play(ScriptedEngine(chat, lambda *_: completion), MathMultiTurnAgent(context(chat)), verifier)
     assert {row.status for row in rows} == {"completed"}
 
 
@@ -158,10 +149,9 @@ def test_agents_cannot_change_the_record_of_a_failed_episode(chat: Chat, verifie
     """Agents get the same list objects that the engine returned."""
 
     class Spoils(MathMultiTurnAgent):
-        async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, obs_queue: Any, act_queue: Any) -> Any:
+        async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> Any:
             ids = self.context.chat.prompt([{"role": "user", "content": "1"}])
-            await obs_queue.put((prompt.qid, ids, self.context.gconfig))
-            outputs = await act_queue.get()
+            outputs = await engine.generate(ids, self.context.gconfig)
             ids += outputs.output_ids[0]
             outputs.output_ids[0].clear()
             raise RuntimeError("spoiled")
@@ -185,12 +175,8 @@ def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
 def test_a_token_that_the_tokenizer_lacks_ends_the_episode(chat: Chat, verifier: Verifier) -> None:
     """Many models round their vocabulary up. No text shows such a token, so it is the policy's fault."""
     padded, beyond = Chat(chat.tokenizer, 100_000), len(chat.tokenizer)
-
-    class Pads(ScriptedEngine):
-        def _completion(self, reply: str | Exception) -> Completion:
-            return Completion([7, beyond], [-0.5] * 2, [3] * 2, "stop")
-
-    for row in play(Pads(padded, lambda *_: ""), MathMultiTurnAgent(context(padded)), verifier):
+    engine = ScriptedEngine(padded, lambda *_: Completion([7, beyond], [-0.5] * 2, [3] * 2, "stop"))
+    for row in play(engine, MathMultiTurnAgent(context(padded)), verifier):
         assert (row.status, row.fault) == ("failed", "policy")
         assert f"the policy sampled token {beyond}, but its tokenizer ends at {beyond - 1}" in row.reason
     assert chat.readable == chat.vocabulary == beyond

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -18,25 +19,22 @@ import numpy as np
 import pytest
 
 from configs.rollout import Rollout
-from storage.records import Problem, Trajectory
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import GenerationConfig, InferenceError
-from tasks.rollout import collector, conversation, guards
-from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
-from tests.support.rollout_helpers import GCONFIG, ByQueues, ScriptedEngine, context, play
+from tests.support.rollout_helpers import GCONFIG, PROBLEMS, ByQueues, ScriptedEngine, context, play
 
 pytestmark = pytest.mark.slow
 
 Queue = asyncio.Queue[Any]
 Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
-PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
 
 
 class OneOfThemIs:
@@ -57,20 +55,22 @@ class OneOfThemIs:
 def reason_of_the_one(
     chat: Chat, verifier: Verifier, act: Act, deadline_s: float = 600, environment: Any = MathVerifyEnvironment
 ) -> str:
-    """Play two problems; return the reason of the episodes that did `act`, and check that the other six completed."""
+    """Play two problems; return the reason of the episodes that did `act`, and check that the other six completed.
+
+    They are played again with longer deadlines until the ordinary episodes complete on this machine.
+    """
     engine = ScriptedEngine(chat, lambda turn, _: [r"\boxed{4}", r"\boxed{3}"][turn])
-    settings = Rollout(episode_deadline_s=deadline_s, concurrency=4)  # one problem at a time
-    played = play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=environment)
-    if any(row.sample != 1 and row.reason == f"deadline of {deadline_s:g} s" for row in played):
-        raise SlowMachineError(f"an ordinary episode needed more than {deadline_s:g} s")
+    while True:
+        settings = Rollout(episode_deadline_s=deadline_s, concurrency=4)  # one problem at a time
+        played = play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=environment)
+        late = any(row.sample != 1 and row.reason == f"deadline of {deadline_s:g} s" for row in played)
+        if not late or deadline_s > 60:
+            break
+        deadline_s *= 4
     assert [(row.problem_id, row.sample) for row in played] == [(p.problem_id, i) for p in PROBLEMS for i in range(4)]
     assert [row.status for row in played] == ["completed", "failed", "completed", "completed"] * 2
     assert len({row.reason for row in played if row.status == "failed"}) == 1
     return played[1].reason
-
-
-class SlowMachineError(Exception):
-    """An ordinary episode reached its deadline."""
 
 
 class UnprintableError(Exception):
@@ -80,8 +80,11 @@ class UnprintableError(Exception):
     __repr__ = __str__
 
 
-async def raise_(error: BaseException) -> None:
-    raise error
+def raising(error: BaseException) -> Act:
+    async def act(*_: object) -> None:
+        raise error
+
+    return act
 
 
 def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, verifier: Verifier) -> None:
@@ -99,25 +102,6 @@ def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, 
     assert [problem.solutions for problem in PROBLEMS] == [["3"], ["3"]]
 
 
-RAISED: dict[str, tuple[BaseException, str]] = {
-    "cancelled": (asyncio.CancelledError(), "CancelledError"),
-    "exit": (SystemExit(0), "SystemExit: 0"),
-    "group": (BaseExceptionGroup("two", [GeneratorExit(), ValueError()]), "BaseExceptionGroup"),
-    "unprintable": (UnprintableError(), "UnprintableError"),
-    "inference": (InferenceError("I am the engine"), "InferenceError: I am the engine"),
-    "escapes": (RuntimeError("\x1b[2J\u202e\x07" + "x" * 100_000), "RuntimeError: ⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
-}
-
-
-@pytest.mark.parametrize("name", RAISED)
-def test_an_exception_of_an_agent_fails_its_own_episode(chat: Chat, verifier: Verifier, name: str) -> None:
-    """This includes exceptions of asyncio, exceptions that end a process, and the engine's own errors."""
-    error, says = RAISED[name]
-    reason = reason_of_the_one(chat, verifier, lambda *_: raise_(error))
-    assert says in reason
-    assert len(reason) < 2100
-
-
 async def cancels_itself(*_: object) -> None:
     task = asyncio.current_task()
     assert task
@@ -132,12 +116,25 @@ async def cancels_itself_and_closes(*_: object) -> None:
         raise GeneratorExit from None
 
 
-@pytest.mark.parametrize("act", [cancels_itself, cancels_itself_and_closes])
-def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, verifier: Verifier, act: Any) -> None:
-    """If the agent cancels itself, the other episodes of its group and later groups are played."""
+ENDS: dict[str, tuple[Act, str]] = {
+    "cancelled": (raising(asyncio.CancelledError()), "CancelledError"),
+    "exit": (raising(SystemExit(0)), "SystemExit: 0"),
+    "group": (raising(BaseExceptionGroup("two", [GeneratorExit(), ValueError()])), "BaseExceptionGroup"),
+    "unprintable": (raising(UnprintableError()), "UnprintableError"),
+    "inference": (raising(InferenceError("I am the engine")), "InferenceError: I am the engine"),
+    "escapes": (raising(RuntimeError(f"\x1b[2J\u202e\x07{'x' * 100_000}")), "⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
+    "cancels itself": (cancels_itself, "CancelledError (test_hostile_agents.py:"),  # the line in the user's own code
+    "and closes": (cancels_itself_and_closes, "GeneratorExit (test_hostile_agents.py:"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_exception_of_an_agent_fails_its_own_episode(chat: Chat, verifier: Verifier, name: str) -> None:
+    """This includes those of asyncio and of the engine, those that end a process, and a cancellation from within."""
+    act, says = ENDS[name]
     reason = reason_of_the_one(chat, verifier, act)
-    assert reason.startswith("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
-    assert "(test_hostile_agents.py:" in reason  # the line in the user's own code
+    assert says in reason
+    assert len(reason) < 2100
 
 
 @pytest.mark.parametrize("coroutine", ["Conversation.play", "collect.<locals>.finish"])
@@ -178,7 +175,6 @@ OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "qid": ((7, PROMPT, GCONFIG), "prompt.qid first"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
-    "truth": (("q", [True, 6], GCONFIG), "type bool, not int"),
     "empty": (("q", [], GCONFIG), "no token ids"),
     "negative": (("q", [5, -1], GCONFIG), "the policy has no token -1"),
     "beyond": (("q", [5, 2**40], GCONFIG), f"the policy has no token {2**40}"),
@@ -221,22 +217,16 @@ def test_an_agent_that_takes_no_answers_is_stopped(chat: Chat, verifier: Verifie
     assert "256 answers wait in act_queue" in reason_of_the_one(chat, verifier, flood)
 
 
-class OneIsNeverMade(MathVerifyEnvironment):
-    """An environment whose constructor raises for the second episode of four."""
-
-    made = 0
-
-    def __init__(self, made_of: EnvironmentContext) -> None:
-        OneIsNeverMade.made += 1
-        if OneIsNeverMade.made % 4 == 2:
-            raise OSError("no sandbox left")
-        super().__init__(made_of)
-
-
 def test_an_environment_whose_constructor_raises_fails_its_episode(chat: Chat, verifier: Verifier) -> None:
     """Only its episode fails. The rest of the group does not wait for its first observation."""
-    OneIsNeverMade.made = 0
-    reason = reason_of_the_one(chat, verifier, lambda *_: raise_(AssertionError()), environment=OneIsNeverMade)
+    made = itertools.count()
+
+    def make(context: EnvironmentContext) -> Environment:
+        if next(made) % 4 == 1:
+            raise OSError("no sandbox left")
+        return MathVerifyEnvironment(context)
+
+    reason = reason_of_the_one(chat, verifier, raising(AssertionError()), environment=make)
     assert reason.startswith("OSError: no sandbox left (test_hostile_agents.py:")
 
 
@@ -255,32 +245,17 @@ async def leaves_swallower_behind(*_: object) -> None:
     raise RuntimeError("deadline, so to say")
 
 
-def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
-    """Call `reason_of_the_one` with longer deadlines until the ordinary episodes complete on this machine."""
-    verifier.grade([("1", ["1"])])  # starts its workers
-    deadline_s = 1.0
-    while True:
-        try:
-            return reason_of_the_one(chat, verifier, act, deadline_s)
-        except SlowMachineError:
-            if deadline_s > 60:
-                raise
-        deadline_s *= 4
-
-
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
-    monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
-    monkeypatch.setattr(guards, "PATIENCE_S", 0.1)
+    for name in ("turns.PATIENCE_S", "conversation.DRAIN_S", "collector.CLEAN_UP_S", "guards.PATIENCE_S"):
+        monkeypatch.setattr(f"tasks.rollout.{name}", 0.1)
 
 
 def test_an_agent_that_cleans_up_for_long_finishes(
     chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may stop a container, for example. Other episodes do not wait for it, but the end of the rollout does."""
-    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
+    monkeypatch.setattr("tasks.rollout.conversation.DRAIN_S", 0.1)
     cleaned = []
 
     async def cleans_up(prompt: EpisodeSpec, *_: object) -> None:
@@ -290,7 +265,7 @@ def test_an_agent_that_cleans_up_for_long_finishes(
             await asyncio.sleep(1.5)
             cleaned.append(prompt.record.problem_id)
 
-    assert "deadline" in within_deadlines(chat, verifier, cleans_up)
+    assert "deadline" in reason_of_the_one(chat, verifier, cleans_up, 1.0)
     assert {problem.problem_id for problem in PROBLEMS} == set(cleaned)
 
 
@@ -298,36 +273,7 @@ def test_an_agent_that_cleans_up_for_long_finishes(
 @pytest.mark.parametrize("act", [never_asks, swallows, leaves_swallower_behind])
 def test_an_endless_agent_ends_at_its_deadline(chat: Chat, verifier: Verifier, act: Any) -> None:
     """It may wait, or swallow its cancellation: its group is played, and the rollout ends."""
-    assert "deadline" in within_deadlines(chat, verifier, act)
-
-
-class Closes(MathVerifyEnvironment):
-    """An environment that holds something, such as a game's window."""
-
-    open = 0
-
-    async def reset(self, *arguments: Any, **named: Any) -> tuple[str, dict[str, Any]]:
-        Closes.open += 1
-        return await super().reset(*arguments, **named)
-
-    async def close(self) -> None:
-        Closes.open -= 1
-
-
-@pytest.mark.usefixtures("hurry")
-def test_environments_are_closed(chat: Chat, verifier: Verifier) -> None:
-    """Whatever ends an episode: its agent, an exception, or its deadline."""
-
-    async def act(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
-        await env.reset(options={"problem": prompt.problem})
-        if prompt.problem.problem_id == "1+2":
-            await asyncio.sleep(1000)
-        raise LookupError
-
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    settings = Rollout(episode_deadline_s=5)
-    play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=Closes)
-    assert Closes.open == 0
+    assert "deadline" in reason_of_the_one(chat, verifier, act, 1.0)
 
 
 THREAD_THAT_STAYS = """
@@ -354,10 +300,8 @@ print("the process goes on")
 
 def run_script(path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True, timeout=120
-    )
+    command, env = [sys.executable, str(path), *arguments], os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(("patience_s", "end", "status"), [("0.1", "complete", 0), ("600", "interrupted", -2)])
@@ -419,9 +363,7 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
     assert warned.startswith("for 1 s")
     assert ended.startswith("until its deadline")
     assert "continues from the stored shards" in ended
-    line = f'File "{script}", line 12, in main'
-    assert line in warned
-    assert line in ended
+    assert all(f'File "{script}", line 12, in main' in text for text in (warned, ended))
 
 
 @pytest.mark.parametrize(
@@ -432,17 +374,12 @@ def test_a_step_that_blocks_all_episodes_is_named_and_ends_the_process(step: str
         (lambda rollout: rollout.get_loop().stop(), "stopped the event loop"),
     ],
 )
-def test_what_ends_asyncios_loop_is_an_error(act: Callable[[asyncio.Task[Any]], Any], says: str) -> None:
+def test_what_ends_asyncios_loop_is_an_error(act: Callable[..., Any], says: str) -> None:
     """Tests and scripts with their own loop clean up in this way. With status 0 the run would look complete."""
 
     async def rounds() -> None:
-        rollout = asyncio.current_task()
-        assert rollout
-
-        async def act_now() -> None:
-            act(rollout)
-
-        await asyncio.gather(act_now(), asyncio.sleep(60))
+        asyncio.get_running_loop().call_soon(act, asyncio.current_task())
+        await asyncio.sleep(60)
 
     with pytest.raises(RuntimeError, match=f"an agent {says}"):
         run_loop(rounds())

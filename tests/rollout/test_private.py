@@ -3,33 +3,28 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from configs import load
-from configs.rollout import Rollout
 from configs.score import Score as ScoreSettings
 from storage.records import Problem, Trajectory
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Agent, EpisodeSpec, entered
+from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.rollout.collector import collect
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.play import run_loop
-from tasks.rollout.turns import Player
 from tasks.rollout.workers import open_player
 from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
 from tests.support import own_scorers
-from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
-from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
+from tests.support.rollout_helpers import ScriptedEngine, context, make_plan, play
 
 SECRET = "the hidden test"
 SYSTEM = {"role": "system", "content": "Put it in a box."}
@@ -44,36 +39,23 @@ print(post("/chat/completions", body)["choices"][0]["message"]["content"])
 """
 
 
-@pytest.fixture(scope="module")
-def chat() -> Chat:
-    return Chat(build_qwen3_tokenizer())
+@pytest.fixture
+def chat(qwen3: Chat) -> Chat:
+    return qwen3
 
 
-@dataclass
-class Grades(MathVerifyEnvironment):
-    """An environment that keeps the problems that it was reset with."""
+@dataclass(frozen=True, slots=True)
+class Grades:
+    """An environment that keeps the problems that it was reset with, and whose attributes cannot be set."""
 
-    context: EnvironmentContext
-    problems: list[Problem] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__(self.context)
+    inner: MathVerifyEnvironment
+    problems: list[Problem]
+    closed: list[bool]
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         assert options
         self.problems.append(options["problem"])
         assert options["metadata"] == json.loads(self.problems[-1].metadata)  # also what is private
-        return await super().reset(seed, options)
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """An environment whose attributes cannot be set."""
-
-    inner: Grades
-    closed: list[bool]
-
-    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         return await self.inner.reset(seed, options)
 
     async def step(self, action: str) -> Any:
@@ -84,24 +66,15 @@ class Frozen:
 
 
 def played(
-    chat: Chat,
-    verifier: Verifier,
-    agent: Agent,
-    private: Sequence[str] = ("tests",),
-    around: Callable[[Grades], Any] = lambda grades: grades,
+    chat: Chat, verifier: Verifier, agent: Agent, private: Sequence[str] = ("tests",)
 ) -> tuple[Trajectory, Problem]:
     """Play one episode; return its trajectory and the problem that the environment had."""
-    environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
+    environment = Grades(MathVerifyEnvironment(EnvironmentContext(verifier)), [], [])
     engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    player = Player(engine, agent, lambda: around(environment), chat, Rollout(), private=frozenset(private))
-
-    async def play_all() -> None:
-        async with entered(agent):
-            await collect(player, all_groups(make_plan(1), [PROBLEM]), 1, lambda _, ended: rows.extend(ended))
-
-    run_loop(play_all())
+    rows = play(engine, agent, verifier, [PROBLEM], 1, environment=lambda _: environment, private=private)
     (row,), (problem,) = rows, environment.problems
     assert row.status == "completed", row.reason
+    assert environment.closed == [True]
     return row, problem
 
 
@@ -139,21 +112,13 @@ def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
         async def play(self, prompt: EpisodeSpec, env: Any, engine: Any) -> list[Trajectory]:
             seen.append(prompt)
             assert isinstance(env, Grades)  # it looks like the environment itself
-            assert env.context.verifier is verifier
+            assert env.inner._verifier is verifier
             return await super().play(prompt, env, engine)
 
     row, graded = played(chat, verifier, Curious(context(chat, 20_000), num_turns=1, system_prompt="Be brief."))
     assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
     assert (row.metadata, graded) == (PROBLEM.metadata, PROBLEM)
     assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
-
-
-def test_environments_that_are_frozen(chat: Chat, verifier: Verifier) -> None:
-    """They get the whole problem, too, and are closed."""
-    closed = list[bool]()
-    agent = MathMultiTurnAgent(context(chat, 20_000), num_turns=1)
-    _, graded = played(chat, verifier, agent, around=lambda grades: Frozen(grades, closed))
-    assert (graded.metadata, closed) == (PROBLEM.metadata, [True])
 
 
 def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Agent, AgentContext, EpisodeSpec
+from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent, NullAgent
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.api import ContextLengthError, GenerationConfig
 from tasks.rollout.outcomes import Tally, counts_of
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule
@@ -25,6 +25,7 @@ from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ByQueues, ScriptedEngine, context, make_plan, play, timeless
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
+PROBLEMS = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
 
 
 def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:
@@ -43,10 +44,10 @@ def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:
     assert trajectory.token_ids == chat.prompt(conversation) + chat.encode(RIGHT + "<|im_end|>")
     for turn, text in zip(trajectory.turns, (WRONG, RIGHT), strict=True):
         assert trajectory.token_ids[turn.start : turn.end] == chat.encode(text + "<|im_end|>")
-        assert all(trajectory.action_mask[turn.start : turn.end])
-    assert sum(trajectory.action_mask) == sum(turn.end - turn.start for turn in trajectory.turns)
-    for mask, logprob, version in zip(trajectory.action_mask, trajectory.logprobs, trajectory.versions, strict=True):
-        assert (logprob, version) == ((-0.5, 3) if mask else (0.0, -1))
+    sampled = {position for turn in trajectory.turns for position in range(turn.start, turn.end)}
+    columns = zip(trajectory.action_mask, trajectory.logprobs, trajectory.versions, strict=True)
+    expected = [(True, -0.5, 3) if place in sampled else (False, 0.0, -1) for place in range(len(trajectory.token_ids))]
+    assert list(columns) == expected
 
 
 def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, verifier: Verifier) -> None:
@@ -54,11 +55,7 @@ def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, ver
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     assert len(play(engine, MathMultiTurnAgent(context(chat), num_turns=3), verifier)[0].turns) == 1
     on = MathMultiTurnAgent(context(chat), num_turns=3, stop_on_success=False)
-    assert [turn.feedback for turn in play(engine, on, verifier)[0].turns] == [
-        "Your answer is correct.",
-        "Your answer is correct.",
-        "",
-    ]
+    assert [turn.feedback for turn in play(engine, on, verifier)[0].turns] == [*["Your answer is correct."] * 2, ""]
 
 
 class Generous(MathVerifyEnvironment):
@@ -83,11 +80,9 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert [(turn.verdict, turn.reward) for turn in trajectory.turns] == [("wrong", -0.5), ("correct", -1.0)]
     assert trajectory.reward_parts == [{"played": -0.5, "right": 0.0}, {"played": -0.5, "right": -0.5}]
     assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
-    tally = Tally(lambda _: None, SuccessRule())
-    call = Call(0, "call-1", "calculator", "{}", "3", "answered")
-    tally.counts.update(
-        counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])], SuccessRule())
-    )
+    tally, call = Tally(lambda _: None, SuccessRule()), Call(0, "call-1", "calculator", "{}", "3", "answered")
+    called = replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])
+    tally.counts.update(counts_of([trajectory, called], SuccessRule()))
     metrics = tally.metrics(0)
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
@@ -140,20 +135,16 @@ def test_a_group_is_several_requests(
     assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
 
 
-class WithQueues:
+class WithQueues(MathMultiTurnAgent):
     """The agent `math-multi-turn` with two queues in place of the engine."""
 
-    def __init__(self, inner: MathMultiTurnAgent) -> None:
-        self._inner = inner
-
     async def collect_trajectory(self, prompt: EpisodeSpec, env: Environment, *queues: Any) -> list[Trajectory]:
-        return await self._inner.play(prompt, env, ByQueues(*queues))
+        return await self.play(prompt, env, ByQueues(*queues))
 
 
 def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier: Verifier) -> None:
     """Tokens, seeds, verdicts and the requests to the engine are equal; equal turns of a group are one request."""
-    awaits = MathMultiTurnAgent(context(chat), num_turns=2)
-    agents: list[Agent] = [awaits, WithQueues(awaits)]
+    agents = [kind(context(chat), num_turns=2) for kind in (MathMultiTurnAgent, WithQueues)]
     engines = [ScriptedEngine(chat, lambda turn, sample: RIGHT if turn or sample == 1 else WRONG) for _ in agents]
     rows = [play(engine, agent, verifier) for engine, agent in zip(engines, agents, strict=True)]
     assert [timeless(row) for row in rows[0]] == [timeless(row) for row in rows[1]]
@@ -174,7 +165,7 @@ def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifie
                 await asyncio.sleep(1)
                 raise
 
-    engine = ScriptedEngine(chat, lambda *_: RIGHT, delay_s=0.3)
+    engine = ScriptedEngine(chat, lambda *_: RIGHT, delays=itertools.repeat(0.3))
     (row,) = play(engine, LosesPatience(context(chat)), verifier, group_size=1)
     assert (row.status, [turn.text for turn in row.turns]) == ("failed", [RIGHT])
 
@@ -184,56 +175,47 @@ class SamplesItsOwnWay(MathMultiTurnAgent):
         super().__init__(replace(context, gconfig=replace(context.gconfig, **own)), num_turns=2)
 
 
-def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> None:
-    """The template's end of turn is added to the agent's own sampling parameters in every turn."""
-    end = chat.encode("<|im_end|>")[0]
-    own = SamplesItsOwnWay(context(chat), temperature=0.5, stop_token_ids=(9,))
-    for agent, stops in ((MathMultiTurnAgent(context(chat), num_turns=2), (end,)), (own, (9, end))):
-        engine = ScriptedEngine(chat, lambda *_: WRONG)
-        play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
-        assert len({tuple(ids) for ids, _, _, _ in engine.requests}) == 2  # one prompt for each turn
-        assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
-        assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
-
-
 @pytest.mark.parametrize(
     ("own", "says"),
     [
         ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
         ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
         ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
-        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
+        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2, "stop_token_ids": (9,)}, ""),
     ],
 )
 def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: dict[str, Any], says: str) -> None:
-    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p."""
-    engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), SamplesItsOwnWay(context(chat), **own)
+    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p.
+
+    Where it may sample otherwise, its parameters reach the engine, and the template's end of turn in every turn.
+    """
+    engine, agent = ScriptedEngine(chat, lambda *_: WRONG), SamplesItsOwnWay(context(chat), **own)
     for row in play(engine, agent, verifier):
         assert (row.status, row.fault) == (("failed", "set-up") if says else ("completed", ""))
         assert row.reason.startswith(says)
     settings = Rollout(allow_own_sampling=True, allow_biased_sampling=True)
     allowed = play(engine, agent, verifier, settings=settings)
     assert {row.status for row in allowed} == {"completed"}
+    ends = (*own.get("stop_token_ids", ()), *chat.encode("<|im_end|>"))
+    asked = {(gconfig.temperature, gconfig.stop_token_ids) for _, gconfig, _, _ in engine.requests}
+    assert asked == {(own.get("temperature", 1.0), ends)}
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
     """The least loaded replica gets the next group, and all requests of a group go to one replica."""
     problems = [Problem(str(i), f"What is {i} + 0?", [str(i)]) for i in range(4)]
-    engine = ScriptedEngine(chat, lambda *_: WRONG, replicas=2, delay_s=0.01)
+    engine = ScriptedEngine(chat, lambda *_: WRONG, replicas=2, delays=itertools.repeat(0.01))
     play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier, problems)
     by_prompt = {tuple(ids[:12]): replica for ids, _, _, replica in engine.requests}
     assert all(by_prompt[tuple(ids[:12])] == replica for ids, _, _, replica in engine.requests)
     assert sorted(by_prompt.values()) == [0, 0, 1, 1]
 
 
-class Failing:
-    """An agent that fails after two turns for sample 1, rejects sample 2, and never returns for sample 3."""
-
-    def __init__(self, inner: MathMultiTurnAgent) -> None:
-        self._inner = inner
+class Failing(MathMultiTurnAgent):
+    """An agent that fails after its turns for sample 1, rejects sample 2, and never returns for sample 3."""
 
     async def play(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
-        trajectories = await self._inner.play(prompt, *others)
+        trajectories = await super().play(prompt, *others)
         if prompt.record.sample == 1:
             raise RuntimeError("broken agent")
         if prompt.record.sample == 3:
@@ -242,12 +224,21 @@ class Failing:
 
 
 def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
-    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was."""
+    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was.
+
+    Whatever ends an episode, its environment is closed.
+    """
+
+    class Closes(MathVerifyEnvironment):
+        async def close(self) -> None:
+            closed.append(True)
+
     engine = ScriptedEngine(chat, lambda *_: WRONG)
-    agent = Failing(MathMultiTurnAgent(context(chat), num_turns=2))
+    agent = Failing(context(chat), num_turns=2)
     deadline_s = 0.5
     while True:  # until the other episodes complete on this machine
-        played = play(engine, agent, verifier, settings=Rollout(episode_deadline_s=deadline_s))
+        closed, settings = list[bool](), Rollout(episode_deadline_s=deadline_s)
+        played = play(engine, agent, verifier, settings=settings, environment=Closes)
         if deadline_s > 60 or not any("deadline" in trajectory.reason for trajectory in played[:3]):
             break
         deadline_s *= 4
@@ -257,6 +248,7 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
         ("rejected", "the agent returned no trajectory", ""),
         ("failed", f"deadline of {deadline_s:g} s", "set-up"),
     ]
+    assert len(closed) == 4
     assert {tuple(trajectory.token_ids) for trajectory in played} == {tuple(played[0].token_ids)}
     assert all(trajectory.action_mask == played[0].action_mask for trajectory in played)
 
@@ -265,49 +257,36 @@ def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier
     """A network error that remains after all retries fails the episodes of its request."""
     replies = iter([ConnectionError("reset by peer")])
     engine = ScriptedEngine(chat, lambda *_: next(replies, RIGHT))
-    problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
-    played = play(engine, MathMultiTurnAgent(context(chat)), verifier, problems)
+    played = play(engine, MathMultiTurnAgent(context(chat)), verifier, PROBLEMS)
     assert sorted(trajectory.status for trajectory in played) == ["completed"] * 4 + ["failed"] * 4
-
-
-class FirstWaitsForAll(MathSingleStepAgent):
-    """The first episode of all waits until the other seven have ended. At most `most` ran at the same time."""
-
-    ended = running = most = 0
-
-    def __init__(self, context: AgentContext) -> None:
-        super().__init__(context)
-        self.others_ended = asyncio.Event()
-
-    async def play(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        if prompt.qid == f"{PROBLEM.problem_id}/0":
-            await self.others_ended.wait()
-        trajectories = await super().play(prompt, *others)
-        self.running, self.ended = self.running - 1, self.ended + 1
-        if self.ended == 7:
-            self.others_ended.set()
-        return trajectories
 
 
 def test_no_slot_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
     """Where turns are long, episodes begin one by one: with two slots, seven episodes end beside a long one."""
+
+    class FirstWaitsForAll(MathSingleStepAgent):
+        """The first episode of all waits until the other seven have ended. At most `most` ran at the same time."""
+
+        ended, running, most, others_ended = 0, 0, 0, asyncio.Event()
+
+        async def play(self, prompt: EpisodeSpec, *others: Any) -> list[Trajectory]:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            if prompt.qid == f"{PROBLEM.problem_id}/0":
+                await self.others_ended.wait()
+            trajectories = await super().play(prompt, *others)
+            self.running, self.ended = self.running - 1, self.ended + 1
+            if self.ended == 7:
+                self.others_ended.set()
+            return trajectories
+
     engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), FirstWaitsForAll(context(chat))
-    problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
     settings = Rollout(concurrency=2, episode_deadline_s=60)
-    played = play(engine, agent, verifier, problems, settings=settings, together=1)
+    played = play(engine, agent, verifier, PROBLEMS, settings=settings, together=1)
     assert [(trajectory.status, trajectory.reason) for trajectory in played] == [("completed", "")] * 8
     assert agent.most == 2
     short, long = (replace(make_plan(), gconfig=GenerationConfig(max_new_tokens=tokens)) for tokens in (64, 65))
     assert (short.together, long.together) == (4, 1)
-
-
-def test_an_engine_that_serves_something_else_stops_the_rollout(chat: Chat, verifier: Verifier) -> None:
-    """Wrong weights stop the rollout, because nothing may be trained on their tokens."""
-    engine = ScriptedEngine(chat, lambda *_: InferenceError("answered with weight version [2], asked for 3"))
-    with pytest.raises(InferenceError, match="asked for 3"):
-        play(engine, MathMultiTurnAgent(context(chat)), verifier)
 
 
 def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
@@ -322,26 +301,9 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (failed.status, failed.turns, failed.fault) == ("failed", [], "set-up")
     assert "300 tokens" in failed.reason
-    full_later: list[str | Exception] = [*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")]
-    replies = itertools.cycle(full_later)
-    late = play(ScriptedEngine(chat, lambda *_: next(replies)), MathMultiTurnAgent(context(chat)), verifier)[0]
+    fills = ScriptedEngine(chat, lambda turn, _: ContextLengthError("prompt of 300 tokens") if turn else WRONG)
+    late = play(fills, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (late.status, len(late.turns), late.fault) == ("truncated", 1, "policy")
-
-
-class Waits(MathMultiTurnAgent):
-    """An agent that waits for its environment before each turn."""
-
-    wait_s = 0.0
-
-    async def play(self, prompt: EpisodeSpec, env: Environment, engine: Any) -> list[Trajectory]:
-        step = env.step
-
-        async def slow_step(action: str) -> Any:
-            await asyncio.sleep(self.wait_s)
-            return await step(action)
-
-        env.step = slow_step  # type: ignore[method-assign]
-        return await super().play(prompt, env, engine)
 
 
 def test_an_engine_that_stops_answering_is_not_the_policys_fault(
@@ -349,33 +311,34 @@ def test_an_engine_that_stops_answering_is_not_the_policys_fault(
 ) -> None:
     """A completion that is sampled would be cut and returned at half of the deadline."""
     monkeypatch.setattr("tasks.rollout.turns.CUT_S", 0.1)
-
-    class Stops(ScriptedEngine):
-        async def generate(self, *arguments: Any) -> Any:
-            self.delay_s = 60.0 if self.requests else 0.0
-            return await super().generate(*arguments)
-
-    engine, agent = Stops(chat, lambda *_: WRONG), MathMultiTurnAgent(context(chat))
-    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5))
+    engine = ScriptedEngine(chat, lambda *_: WRONG, delays=itertools.chain([0.0], itertools.repeat(60.0)))
+    (row,) = play(
+        engine, MathMultiTurnAgent(context(chat)), verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5)
+    )
     assert (row.status, row.fault, len(row.turns)) == ("failed", "set-up", 1)
 
 
 @pytest.mark.parametrize(
-    ("sampling_s", "waiting_s", "fault"),
+    ("deadline_s", "sampling_s", "waiting_s", "fault"),
     [
-        (0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
-        (0.001, 3.0, "set-up"),  # while the environment works
-        (0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
+        (1.0, 0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
+        (1.0, 0.001, 3.0, "set-up"),  # while the environment works
+        (0.8, 0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
     ],
 )
 def test_a_deadline_is_the_fault_of_what_took_the_time(
-    chat: Chat, verifier: Verifier, sampling_s: float, waiting_s: float, fault: str
+    chat: Chat, verifier: Verifier, deadline_s: float, sampling_s: float, waiting_s: float, fault: str
 ) -> None:
     """A policy that samples until the deadline does not escape; a slow environment teaches it nothing."""
-    engine, agent = ScriptedEngine(chat, lambda *_: WRONG, delay_s=sampling_s), Waits(context(chat, 4000), num_turns=9)
-    agent.wait_s = waiting_s
-    deadline_s = 0.8 if waiting_s == 0.5 else 1.0
-    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=deadline_s), together=1)
+
+    class Waits(MathVerifyEnvironment):
+        async def step(self, action: str) -> Any:
+            await asyncio.sleep(waiting_s)
+            return await super().step(action)
+
+    engine = ScriptedEngine(chat, lambda *_: WRONG, delays=itertools.repeat(sampling_s))
+    agent, settings = MathMultiTurnAgent(context(chat, 4000), num_turns=9), Rollout(episode_deadline_s=deadline_s)
+    (row,) = play(engine, agent, verifier, None, 1, settings, Waits, together=1)
     assert (row.status, row.fault) == ("failed", fault)
     assert row.reason == f"deadline of {deadline_s:g} s"
     assert any(row.action_mask)

@@ -3,15 +3,17 @@
 import asyncio
 import errno
 import gc
-import itertools
 import random
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Concatenate
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,31 +24,91 @@ from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import datasets, manifests
+from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.inference.api import InferenceError
 from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
+from tasks.rollout.remote.interface import P, T, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.ledger import Attended, SharedRollout, StoreOrder
 from tasks.rollout.remote.scheduler import Scheduler
-from tasks.rollout.remote.worker import Destination
+from tasks.rollout.remote.worker import Destination, Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
-from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
-from tests.support.remote_workers import FULL, ThreadWorker
+from tests.rollout.conftest import RUN, check_stream, heavy_tail, policy, rows_of
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.waiting_engine import WaitingEngine
 
 pytestmark = pytest.mark.usefixtures("without_weights")
 
 SAMPLES = 2
+Seconds = Callable[[int], float]
 PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(40)]
 
 
 def settings(*more: str) -> Config:
     sizes = "rollout={group_size: 2, rows_per_shard: 6, concurrency: 4, problems_per_iteration: 6}"
     return load("smoke", [f"run.name={RUN}", sizes, *more])
+
+
+class ThreadWorker:
+    """A worker that the flow takes for a process on another host. It runs in threads of the test's process.
+
+    Attributes:
+        killed: it has ended as by SIGKILL: what it does from then on reaches nobody.
+        silent: it answers no more.
+        delay_s: how long it takes to open a policy.
+        answer_s: how late it says what it lacks.
+        scoring: the error of its scores: its disk is full, say.
+    """
+
+    plays = True
+
+    def __init__(self, name: str, engine: WaitingEngine, verifier: Verifier, store: Store) -> None:
+        def open_slowly(version: PolicyVersion) -> Checkpoint:
+            time.sleep(self.delay_s)
+            return policy(version.number)
+
+        self.name, self.got, self.scored = name, 0, 0
+        self.local = LocalWorker(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
+        self.worker = Worker(self.local, store, lambda _: {problem.problem_id: problem for problem in PROBLEMS})
+        self.killed = self.silent = False
+        self.delay_s = self.answer_s = 0.0
+        self.scoring: Exception | None = None
+
+    async def call(
+        self, method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self._check()
+        self.got += method is Worker.play
+        self.scored += method is Worker.score
+        try:
+            if method is Worker.score and self.scoring:
+                raise self.scoring
+            result = await method(self.worker, *args, **kwargs)
+            if method is Worker.lacking:
+                await asyncio.sleep(self.answer_s)
+        except Exception as error:
+            raise WorkerFailedError(error, traceback.format_exc()) from error
+        self._check()
+        if self.silent:
+            await asyncio.Event().wait()
+        return result
+
+    def end(self) -> None:
+        """Do nothing: the team joins the threads."""
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def _check(self) -> None:
+        if self.killed:
+            raise WorkerLostError("killed")
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 @dataclass
@@ -56,36 +118,32 @@ class Team:
     store: Store
     verifier: Verifier
     scheduler: Scheduler
-    seconds: Callable[[int], float]
+    seconds: Seconds
     log: list[str]
-    workers: list[ThreadWorker] = field(default_factory=list)
+    workers: list[ThreadWorker]
 
-    def join(self, seconds: Callable[[int], float] | None = None) -> ThreadWorker:
+    def join(self, seconds: Seconds | None = None) -> None:
         engine = WaitingEngine(seconds or self.seconds)
-        name = f"worker {len(self.workers)}"
-        worker = ThreadWorker(name, engine, self.verifier, self.store, PROBLEMS, lambda version: policy(version.number))
+        worker = ThreadWorker(f"worker {len(self.workers)}", engine, self.verifier, self.store)
         self.workers.append(worker)
         self.scheduler.add(worker)
-        return worker
 
 
 @contextmanager
 def team(
-    store: Store,
-    verifier: Verifier,
-    count: int,
-    seconds: Callable[[int], float],
-    silence_s: float = 30,
-    start_s: float = 5,
+    store: Store, verifier: Verifier, count: int, seconds: Seconds = heavy_tail, limits: tuple[float, float] = (30, 5)
 ) -> Iterator[Team]:
-    log: list[str] = []
-    with ExitStack() as stack, Scheduler(silence_s, start_s, log.append) as scheduler:
-        made = Team(store, verifier, scheduler, seconds, log)
-        for _ in range(count):
-            stack.callback(made.join().close)
-        yield made
-        for worker in made.workers[count:]:
-            worker.close()
+    """Open a team; the limits are `silence_s` and `start_s` of its scheduler."""
+    log, workers = list[str](), list[ThreadWorker]()
+    try:
+        with Scheduler(*limits, log.append) as scheduler:
+            made = Team(store, verifier, scheduler, seconds, log, workers)
+            for _ in range(count):
+                made.join()
+            yield made
+    finally:
+        for worker in workers:
+            worker.worker.__exit__()
 
 
 def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
@@ -100,12 +158,9 @@ def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
     return rows_of(made.store, 0)
 
 
-def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
-    ids = [row.trajectory_id for row in rows]
-    assert len(set(ids)) == len(ids) == problems * SAMPLES
-    assert Counter(row.problem_id for row in rows) == dict.fromkeys(
-        (p.problem_id for p in PROBLEMS[:problems]), SAMPLES
-    )
+def check_whole(rows: list[Trajectory]) -> None:
+    assert len({row.trajectory_id for row in rows}) == len(rows)
+    assert Counter(row.problem_id for row in rows) == dict.fromkeys((each.problem_id for each in PROBLEMS), SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +170,6 @@ def test_nobody_gets_all_groups_because_others_begin_later(
     store: Store, verifier: Verifier, late: str, delays: Sequence[float], concurrency: int
 ) -> None:
     """The groups are shared fairly, though one of three workers serves the policy, or says what it lacks, first."""
-    prepare(store)
     with team(store, verifier, 3, lambda _: 0.2) as made:
         play_batch(made, settings("rollout.concurrency=999"), spare=30)
         for delay, worker in zip(delays, made.workers, strict=True):
@@ -133,7 +187,6 @@ def test_nobody_gets_all_groups_because_others_begin_later(
 
 def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> None:
     """Groups are not dealt in advance: whoever is free gets the next one."""
-    prepare(store)
     with team(store, verifier, 1, lambda _: 0.01) as made:
         made.join(lambda _: 1.0)
         began = time.monotonic()
@@ -146,8 +199,7 @@ def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> No
 @pytest.mark.parametrize("silent", [False, True], ids=["killed", "silent"])
 def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Verifier, silent: bool) -> None:
     """Two of three workers are lost at random moments, and one joins: each group is stored once."""
-    prepare(store)
-    with team(store, verifier, 3, heavy_tail, silence_s=3 if silent else 30) as made:
+    with team(store, verifier, 3, limits=(3 if silent else 30, 5)) as made:
 
         def lose() -> None:
             for worker in made.workers[:2]:
@@ -171,7 +223,6 @@ def test_orders_for_others_outlive_the_worker_that_finished_last(
     store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is lost while the last group is entered, from which follows that the other one stores its groups."""
-    prepare(store)
     enter = SharedRollout.finish
 
     def finish(rollout: SharedRollout, worker: Attended, finished: FinishedGroup) -> list[StoreOrder]:
@@ -190,15 +241,14 @@ def test_orders_for_others_outlive_the_worker_that_finished_last(
 
 def test_a_shard_that_nobody_wants_any_more(store: Store, verifier: Verifier) -> None:
     """The end of a rollout may overtake the order to store a shard."""
-    with team(store, verifier, 1, heavy_tail) as made:
+    with team(store, verifier, 1) as made:
         to = Destination(layout.trajectories(RUN, 0), "trajectories", 0)
         assert asyncio.run(made.workers[0].worker.store(1, [0], to)) is None
 
 
 def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
     """An error that would come again on every host is raised at once, with the worker's traceback."""
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made, pytest.raises(ValueError, match="no_such_argument") as raised:
+    with team(store, verifier, 2) as made, pytest.raises(ValueError, match="no_such_argument") as raised:
         play_batch(made, settings("agent.args.no_such_argument=1"))
     assert "in another process" in "".join(raised.value.__notes__)
 
@@ -206,14 +256,9 @@ def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier
 @pytest.mark.parametrize("stays", [0, 1])
 def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int) -> None:
     """A full disk on one host costs only its worker. If no worker is left, its error ends the rollout."""
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made:
+    with team(store, verifier, 2) as made:
         for worker in made.workers[stays:]:
-
-            def fail(*_: object) -> None:
-                raise FULL
-
-            worker.local.serve = fail  # type: ignore[assignment]
+            worker.local.serve = Mock(side_effect=FULL)  # type: ignore[method-assign]
         if stays:
             check_whole(play_batch(made, settings()))
         else:
@@ -224,8 +269,7 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
 
 def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
     """The error says why the last one was lost."""
-    prepare(store)
-    with team(store, verifier, 1, heavy_tail, start_s=0.5) as made:
+    with team(store, verifier, 1, limits=(30, 0.5)) as made:
         made.workers[0].kill()
         with pytest.raises(InferenceError, match=r"no worker for 0.5 s \(cluster.startup_timeout_s\): killed"):
             play_batch(made, settings())
@@ -233,8 +277,7 @@ def test_no_worker_comes_after_a_loss(store: Store, verifier: Verifier) -> None:
 
 def test_a_worker_that_lags_skips_a_policy_that_was_collected(store: Store, verifier: Verifier) -> None:
     """While it fetched a policy a newer one came, and the run deleted the older. It serves the newer one."""
-    prepare(store, 2)
-    with team(store, verifier, 1, heavy_tail) as made:
+    with team(store, verifier, 1) as made:
         (worker,), served, later = made.workers, list[str](), threading.Event()
         serve = worker.local.serve
 
@@ -261,10 +304,9 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
     Where workers are lost, an evaluation is played at the same time: its groups are all there, too.
     """
     iterations, staleness = 6, 2
-    prepare(store, iterations)
     config = settings(f"rollout.max_head_offpolicyness={staleness}", f"run.iterations={iterations}", "run.overlap=true")
     size = config.rollout.problems_per_iteration
-    with team(store, verifier, 3, heavy_tail) as made:
+    with team(store, verifier, 3) as made:
         made.scheduler.serve(policy(0).version)
         plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
         drawn = partial(draw, PROBLEMS, size, seed=1)
@@ -287,22 +329,12 @@ def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> 
                 made.join()
         stream.stop()
         player.join()
-    everything = [rows_of(store, index) for index in range(iterations)]
-    for index, rows in enumerate(everything):
-        assert len(rows) == size * SAMPLES
-        versions = {version for row in rows for version in row.versions} - {-1}
-        assert index - staleness <= min(versions) <= max(versions) <= index
-    ids = [row.trajectory_id for rows in everything for row in rows]
-    assert len(set(ids)) == len(ids)
-    committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
-    numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
-    assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
+    check_stream(store, iterations, size, SAMPLES, staleness)
 
 
 def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, caplog: pytest.LogCaptureFixture) -> None:
     """Each turn gets one score, as from one process, though a worker is lost and another one has a full disk."""
-    prepare(store)
-    with team(store, verifier, 4, heavy_tail) as made:
+    with team(store, verifier, 4) as made:
         rows = play_batch(made, settings())
         trajectories = layout.trajectories(RUN, 0)
         made.workers[0].scoring = FULL
@@ -325,8 +357,7 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
 @pytest.mark.parametrize("error", [FULL, RuntimeError("the result cannot be sent")], ids=str)
 def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier, error: Exception) -> None:
     """The stage ends if every disk is full, or with the first error that is not of a host."""
-    prepare(store)
-    with team(store, verifier, 2, heavy_tail) as made:
+    with team(store, verifier, 2) as made:
         play_batch(made, settings())
         for worker in made.workers:
             worker.scoring = error

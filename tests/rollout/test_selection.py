@@ -24,7 +24,7 @@ from tasks.rollout.outcomes import (
     select_episodes,
     success_rate,
 )
-from tasks.rollout.plan import RolloutPlan, draw, in_order
+from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import _Batch
 from tasks.score.scorers import SuccessRule
 from tasks.train.samples import build_samples
@@ -187,16 +187,6 @@ def test_who_fills_the_context_is_not_among_the_best() -> None:
     group = [full, graded(1, -0.5, -0.5, length=5), graded(2, -1.0)]
     rows = select_episodes(group, settings("score.type=environment", group_size=2, generation_size=3))
     assert statuses(rows) == ["rejected", "completed", "completed"]
-
-
-def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
-    """Spares are no problems of the iteration, and each iteration has another order."""
-    problems = [Problem(str(i), "", ["0"]) for i in range(30)]
-    orders = [[p.problem_id for p in in_order(problems, 10, iteration, 1)] for iteration in (0, 1, 0)]
-    drawn = {problem.problem_id for problem in draw(problems, 10, 0, 1)}
-    assert set(orders[0][10:]) == {str(i) for i in range(30)} - drawn
-    assert orders[0] == orders[2]
-    assert orders[0][10:] != orders[1][10:]
 
 
 MEMBERS = ", ".join(f"{{name: {name}, source: {{kind: arithmetic}}}}" for name in "ab")

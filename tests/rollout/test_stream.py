@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,12 @@ from storage.records import TRAJECTORY_SCHEMA, Problem
 from storage.versions import manifests
 from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import JournaledDraft, Provenance
-from tasks.inference.api import Completion, GenerationConfig, InferenceError, derive
+from tasks.inference.api import Completion, InferenceError, derive
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorker
 from tasks.score.verifier import Verifier
-from tests.rollout.conftest import RUN, heavy_tail, policy, prepare, rows_of
+from tests.rollout.conftest import RUN, check_stream, heavy_tail, policy, rows_of
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.train_helpers import make_trajectory
 from tests.support.waiting_engine import WaitingEngine
@@ -69,9 +70,7 @@ def streaming(
 
 
 def numbers_of(store: Store, iteration: int) -> list[int]:
-    numbers = manifests.read(store, layout.trajectories(RUN, iteration)).metrics["stream"]["groups"]
-    assert isinstance(numbers, list)
-    return numbers
+    return list(manifests.read(store, layout.trajectories(RUN, iteration)).metrics["stream"]["groups"])
 
 
 @pytest.mark.parametrize("staleness", [1, 4])
@@ -81,7 +80,6 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
 
     Every data set is complete, the tokens' versions keep the bound, and all problems are drawn equally often.
     """
-    prepare(store, ITERATIONS)
     iteration, engine = 0, WaitingEngine(heavy_tail)
     for _ in range(flow_runs):
         with streaming(store, verifier, settings(staleness), iteration, engine) as (stream, advance):
@@ -89,33 +87,20 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
                 assert stream.wait(iteration) == layout.trajectories(RUN, iteration)
                 iteration += 1
                 advance(iteration)
-    everything = [rows_of(store, index) for index in range(ITERATIONS)]
-    for index, rows in enumerate(everything):
-        assert len(rows) == GROUPS * SAMPLES
-        assert {row.iteration for row in rows} == {index}
-        versions = {version for row in rows for version in row.versions} - {-1}
-        assert index - staleness <= min(versions) <= max(versions) <= index
-        parents = {parent.version for parent in manifests.read(store, layout.trajectories(RUN, index)).parents}
-        assert parents >= {"problems/x"} | {layout.checkpoint(RUN, version) for version in versions}
-    ids = [row.trajectory_id for rows in everything for row in rows]
-    assert len(set(ids)) == len(ids)
-    assert sorted(n for i in range(ITERATIONS) for n in numbers_of(store, i)) == list(range(GROUPS * ITERATIONS))
-    played = Counter(row.problem_id for rows in everything for row in rows)
+    rows = check_stream(store, ITERATIONS, GROUPS, SAMPLES, staleness)
+    played = Counter(row.problem_id for row in rows)
     assert set(played.values()) == {GROUPS * ITERATIONS * SAMPLES // len(PROBLEMS)}
 
 
 def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier) -> None:
     """Group 0 does not end before data set 1 is committed. It is stored in the last data set that its bound allows."""
-    prepare(store, ITERATIONS)
     release = threading.Event()
 
     class Stuck(WaitingEngine):
-        async def generate(
-            self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
-        ) -> list[Completion]:
-            if seed == stuck:
+        async def generate(self, *asked: Any) -> list[Completion]:
+            if asked[2] == stuck:  # its seed
                 await asyncio.to_thread(release.wait)
-            return await super().generate(token_ids, gconfig, seed, replica)
+            return await super().generate(*asked)
 
     config = settings(2)
     first = draw(PROBLEMS, GROUPS, 0, seed=1)[0]
@@ -134,7 +119,6 @@ def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier)
 
 def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, verifier: Verifier) -> None:
     """No answer is right, so every group is rejected: a data set is closed after about (1 + rounds) x its groups."""
-    prepare(store, ITERATIONS)
     config = settings(1, "rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=1")
     with streaming(store, verifier, config, 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(0)
@@ -145,7 +129,6 @@ def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, ve
 
 def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Verifier) -> None:
     """Whoever waits for a data set gets the error that ended the stream."""
-    prepare(store, ITERATIONS)
 
     def refuse(_: int) -> None:
         raise InferenceError("another version")
@@ -159,7 +142,6 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
 
 def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier: Verifier) -> None:
     """Its data sets hold one draw each, without numbers. The stream goes on with the groups of the next draw."""
-    prepare(store, ITERATIONS)
     write_groups(store, commits=True)
     with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(1)
@@ -169,7 +151,6 @@ def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier:
 
 def test_a_data_set_that_lacks_only_its_manifest_is_committed(store: Store, verifier: Verifier) -> None:
     """A flow run was killed after the last shard of the last data set: the next one has nothing to play."""
-    prepare(store, ITERATIONS)
     write_groups(store, commits=False)
     with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0), end=1) as (stream, _):
         assert stream.wait(0) == layout.trajectories(RUN, 0)
@@ -178,7 +159,6 @@ def test_a_data_set_that_lacks_only_its_manifest_is_committed(store: Store, veri
 
 def test_groups_that_were_played_without_a_stream_are_played_again(store: Store, verifier: Verifier) -> None:
     """The journal of a flow run without `run.overlap` has no numbers."""
-    prepare(store, ITERATIONS)
     write_groups(store, commits=False, numbered=False)
     with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(0)

@@ -1,13 +1,14 @@
 """A scripted engine and the other parts of an episode, for tests of agents and the collector."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, repeat
 
 from configs import Config, load
 from configs.rollout import Rollout
-from storage.records import Problem, Trajectory
+from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
 from storage.version_names import PolicyVersion
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
@@ -20,32 +21,36 @@ from tasks.rollout.play import run_loop
 from tasks.rollout.turns import Player
 from tasks.score.verifier import Verifier
 
-PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
+PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
+PROBLEM, RIGHT, WRONG = PROBLEMS[0], r"\boxed{3}", r"\boxed{4}"
 GCONFIG = GenerationConfig(max_new_tokens=8)
 
 
 @dataclass
 class ScriptedEngine:
-    """An engine that answers each request with the text `reply(turn, sample)`, and records requests."""
+    """An engine that answers each request with `reply(turn, sample)`, after a delay, and records requests."""
 
     chat: Chat
-    reply: Callable[[int, int], str | Exception]
+    reply: Callable[[int, int], str | Exception | Completion]
     replicas: int = 1
-    delay_s: float = 0.0
+    delays: Iterator[float] = field(default_factory=lambda: repeat(0.0))
     requests: list[tuple[list[int], GenerationConfig, int, int]] = field(default_factory=list)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
         self.requests.append((token_ids, gconfig, seed, replica))
-        await asyncio.sleep(self.delay_s)
         header = self.chat.encode("<|im_start|>assistant")
         turn = sum(pair == tuple(header) for pair in pairwise(token_ids)) - 1
-        return [self._completion(self.reply(turn, sample)) for sample in range(gconfig.n)]
+        replies = [self.reply(turn, sample) for sample in range(gconfig.n)]
+        await asyncio.sleep(next(self.delays))
+        return [self._completion(reply) for reply in replies]
 
-    def _completion(self, reply: str | Exception) -> Completion:
+    def _completion(self, reply: str | Exception | Completion) -> Completion:
         if isinstance(reply, Exception):
             raise reply
+        if isinstance(reply, Completion):
+            return reply
         ids = self.chat.encode(reply + "<|im_end|>")
         return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
 
@@ -70,14 +75,16 @@ def play(
     settings: Rollout | None = None,
     environment: Callable[[EnvironmentContext], Environment] = MathVerifyEnvironment,
     together: int | None = None,
+    private: Iterable[str] = (),
 ) -> list[Trajectory]:
-    """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id."""
+    """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id.
+
+    They can be stored. Agents do not see the metadata with `private` keys.
+    """
     played: list[Trajectory] = []
 
-    def make_environment() -> Environment:
-        return environment(EnvironmentContext(verifier))
-
-    player = Player(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG)
+    make_environment, unseen = partial(environment, EnvironmentContext(verifier)), frozenset(private)
+    player = Player(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG, unseen)
     groups = all_groups(make_plan(group_size), problems or [PROBLEM])
 
     async def play_all() -> None:
@@ -85,6 +92,7 @@ def play(
             await collect(player, groups, together or group_size, lambda _, ended: played.extend(ended))
 
     run_loop(play_all())
+    to_table(played, TRAJECTORY_SCHEMA)
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from configs.agent import ToolChoice
-from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
+from storage.records import Call, Problem, Trajectory
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.environments.interface import Environment, EnvironmentContext
@@ -43,7 +43,6 @@ def played(
     toolbox = partial(open_toolbox, [ToolChoice(type="calculator")], ToolContext(Sandboxes()))
     made = AGENTS.make(agent, replace(context(chat, 20_000), open_toolbox=toolbox), arguments or {})
     (row,) = play(engine, made, verifier, [problem], group_size=1, environment=environment)
-    to_table([row], TRAJECTORY_SCHEMA)
     return row
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from storage.records import Trajectory
 from storage.versions.checkpoints import Checkpoint
@@ -42,9 +42,8 @@ class WaitingEngine:
         """Serve the policy from the next request on."""
         self.version = policy.number
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator["WaitingEngine"]:
-        yield self
+    def connect(self) -> AbstractAsyncContextManager["WaitingEngine"]:
+        return nullcontext(self)
 
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
@@ -53,16 +52,9 @@ class WaitingEngine:
         version = self.version
         self.on_request(version)
         await asyncio.sleep(max(map(self.seconds, range(seed, seed + gconfig.n))))
-        draw = random.Random(seed)
-        return [
-            Completion(
-                [*draw.choices(DIGITS, k=self.length - 1), IM_END],
-                [-2.0] * self.length,
-                [version] * self.length,
-                "stop",
-            )
-            for _ in range(gconfig.n)
-        ]
+        draw, length = random.Random(seed), self.length
+        digits = [draw.choices(DIGITS, k=length - 1) for _ in range(gconfig.n)]
+        return [Completion([*ids, IM_END], [-2.0] * length, [version] * length, "stop") for ids in digits]
 
 
 def log_normal(median: float, sigma: float) -> Callable[[int], float]:
@@ -84,9 +76,4 @@ class TwoToFiveTurns(MathMultiTurnAgent):
 
 def opens(engine: WaitingEngine) -> Callable[[object], object]:
     """Return a replacement of a flow's `open_engine` that yields this engine."""
-
-    @contextmanager
-    def open_engine(_: object) -> Iterator[WaitingEngine]:
-        yield engine
-
-    return open_engine
+    return lambda _: nullcontext(engine)

@@ -49,13 +49,8 @@ def waiting_servers(folder: Path, count: int, seconds: float, tokens: int) -> It
 def answer(body: dict[str, Any], tokens: int) -> bytes:
     """Return the body of an answer with letters, a boxed number and the end of the turn."""
     parameters = body["sampling_params"]
-    return orjson.dumps(
-        {
-            "request_id": "generate-tokens-0",
-            "prompt_logprobs": None,
-            "choices": [_choice(index, parameters["seed"] + index, tokens) for index in range(parameters["n"])],
-        }
-    )
+    choices = [_choice(index, parameters["seed"] + index, tokens) for index in range(parameters["n"])]
+    return orjson.dumps({"request_id": "generate-tokens-0", "prompt_logprobs": None, "choices": choices})
 
 
 def _choice(index: int, seed: int, tokens: int) -> dict[str, Any]:

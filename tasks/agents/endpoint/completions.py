@@ -133,15 +133,10 @@ class Completions:
             prompt_ids = (
                 await asyncio.to_thread(self._prompt, request, position) if large else self._prompt(request, position)
             )
-            gconfig, chat = self.context.gconfig, self.context.chat
-            gconfig = replace(
-                gconfig,
-                n=request.n or 1,
-                max_new_tokens=min(gconfig.max_new_tokens, request.most_tokens or gconfig.max_new_tokens),
-                stop=request.stop_texts,
-                seed=request.seed,
-                stop_token_ids=(*gconfig.stop_token_ids, *chat.stop_token_ids),
-            )
+            gconfig = self.context.gconfig
+            most = min(gconfig.max_new_tokens, request.most_tokens or gconfig.max_new_tokens)
+            own: dict[str, Any] = {"n": request.n or 1, "stop": request.stop_texts, "seed": request.seed}
+            gconfig = replace(gconfig, max_new_tokens=most, **own)
             outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
             if position.parent:
                 _note_answers(position.parent, position)
@@ -217,12 +212,8 @@ def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str]) -
     content = answer.content
     for text in stop:
         content = content.partition(text)[0]
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if asked:
-        message["tool_calls"] = asked
-    return message
+    more = {"reasoning_content": answer.reasoning, "tool_calls": asked}
+    return {"role": "assistant", "content": content} | {name: value for name, value in more.items() if value}
 
 
 def _note_answers(node: Node, position: Position) -> None:
@@ -235,8 +226,7 @@ def _note_answers(node: Node, position: Position) -> None:
     node.feedback = "\n".join(message["content"] for message in position.new)
     outputs = {message["tool_call_id"]: message["content"] for message in position.new if message["role"] == "tool"}
     for number, (call, call_id) in enumerate(zip(node.calls, position.call_ids, strict=True)):
-        if call_id in outputs:
-            output = outputs[call_id]
+        if (output := outputs.get(call_id)) is not None:
             status: CallStatus = "failed" if output.lstrip().lower().startswith("error") else "answered"
             status = "unparsable" if call.status == "unparsable" else status
             node.calls[number] = replace(call, output=output, status=status)

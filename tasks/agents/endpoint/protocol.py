@@ -227,12 +227,8 @@ class Answered:
         head = self._head("chat.completion.chunk")
         for index, node in enumerate(self.nodes):
             calls = [{"index": number, **call} for number, call in enumerate(node.message.get("tool_calls", ()))]
-            deltas = [
-                {key: value for key, value in node.message.items() if key != "tool_calls"},
-                *({"tool_calls": [call]} for call in calls),
-                {},
-            ]
-            for delta in deltas:
+            said = {key: value for key, value in node.message.items() if key != "tool_calls"}
+            for delta in (said, *({"tool_calls": [call]} for call in calls), {}):
                 reason = None if delta else _finish_reason(node)
                 choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": None}
                 yield _event({**head, "choices": [choice]})

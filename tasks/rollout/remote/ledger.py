@@ -15,7 +15,7 @@ from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import OpenDataSet, SharedGroups
 from tasks.rollout.remote.interface import RemoteWorker
-from tasks.rollout.remote.worker import Destination, GroupOrder
+from tasks.rollout.remote.worker import GroupOrder
 
 SWAP_S = 30.0
 """Groups wait so long for a worker that is loading new weights."""
@@ -60,11 +60,6 @@ class StoreOrder(NamedTuple):
     worker: Attended
     data_set: OpenDataSet
     numbers: list[int]
-
-    @property
-    def destination(self) -> Destination:
-        draft = self.data_set.draft
-        return Destination(draft.version, draft.kind, self.data_set.iteration)
 
 
 class SharedRollout:

@@ -29,7 +29,7 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import Change, SharedGroups
 from tasks.rollout.remote.interface import RemoteWorker, T, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.ledger import Attended, Load, SharedRollout, StoreOrder
-from tasks.rollout.remote.worker import GroupOrder, Worker
+from tasks.rollout.remote.worker import Destination, GroupOrder, Worker
 from tasks.score.scoring import NO_ANNOTATIONS, ByRole, Grades, ScoredShard, ShardOrder
 
 _CHECK_S = 1.0
@@ -169,8 +169,9 @@ class Scheduler:
         self._enter(worker, rollout, rollout.finish, worker, finished)
 
     async def _store(self, rollout: SharedRollout, order: StoreOrder) -> None:
-        call = order.worker.remote.call
-        file = await call(Worker.store, rollout.number, order.numbers, order.destination)
+        call, draft = order.worker.remote.call, order.data_set.draft
+        to = Destination(draft.version, draft.kind, order.data_set.iteration)
+        file = await call(Worker.store, rollout.number, order.numbers, to)
         if file is None:
             return
         order.worker.wrote.add(file.path)

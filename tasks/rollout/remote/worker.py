@@ -101,8 +101,7 @@ class Worker:
         if rollout in self._ended:
             return
         played = self._rollouts[rollout] = PlayedRollout(plan, self._problems, self._changed.note)
-        playing = played.play(self._local)
-        await self._within(self._playing, run_loop, playing)
+        await self._within(self._playing, run_loop, played.play(self._local))
 
     async def lacking(self) -> dict[int, int]:
         """Return the rollouts that could begin another group, each with the number of groups that it has got.

@@ -1,20 +1,19 @@
 """Episodes of an agent that does what a test says with the given client, for an engine that a test scripts."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 from configs.rollout import Rollout
-from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.protocol import ResponseFormats
 from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier
+from tests.agents.endpoint.solvers import question as question
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 Ask = Callable[[AgentTask, Any], Awaitable[object]]
@@ -33,22 +32,6 @@ class Asking(EndpointAgent):
             return await self._ask(task, client)
 
 
-@dataclass
-class InTurn(ScriptedEngine):
-    """An engine that answers its n-th request with `says[n]` after `delays[n]` seconds, later ones as the last."""
-
-    says: Sequence[str] = (RIGHT,)
-    delays: Sequence[float] = (0.0,)
-
-    async def generate(
-        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
-    ) -> list[Completion]:
-        number = len(self.requests)
-        self.requests.append((token_ids, gconfig, seed, replica))
-        await asyncio.sleep(self.delays[min(number, len(self.delays) - 1)])
-        return [self._completion(self.says[min(number + each, len(self.says) - 1)]) for each in range(gconfig.n)]
-
-
 def asked(
     chat: Chat,
     verifier: Verifier,
@@ -58,13 +41,11 @@ def asked(
     environment: Any = MathVerifyEnvironment,
     episodes: int = 1,
 ) -> list[Trajectory]:
-    """Play episodes; return their trajectories, which can be stored."""
-    engine = InTurn(chat, lambda *_: "", says=says, delays=delays)
+    """Play episodes whose n-th completion is `says[n]`, and the n-th request takes `delays[n]` s; return their rows.
+
+    Later ones are as the last.
+    """
+    replies = chain(says, repeat(says[-1]))
+    engine = ScriptedEngine(chat, lambda *_: next(replies), delays=chain(delays, repeat(delays[-1])))
     settings = Rollout(episode_deadline_s=60)
-    rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
-    to_table(rows, TRAJECTORY_SCHEMA)
-    return rows
-
-
-def question(task: AgentTask) -> list[Any]:
-    return [{"role": "user", "content": task.prompt}]
+    return play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)

@@ -34,14 +34,11 @@ def ask():
 """
 
 
-def command(chat: Chat, code: str, **arguments: Any) -> CommandAgent:
-    return CommandAgent(context(chat), argv=[sys.executable, "-c", ASK + code], **arguments)
-
-
-def the_one(chat: Chat, verifier: Verifier, code: str, deadline_s: float = 60.0, **arguments: Any) -> Trajectory:
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    settings = Rollout(episode_deadline_s=deadline_s)
-    (row,) = play(engine, command(chat, code, **arguments), verifier, group_size=1, settings=settings)
+def the_one(chat: Chat, verifier: Verifier, code: str, deadline_s: float = 60, **own: Any) -> Trajectory:
+    environment = own.pop("environment", MathVerifyEnvironment)
+    agent = CommandAgent(context(chat), **{"argv": [sys.executable, "-c", ASK + code]} | own)
+    engine, settings = ScriptedEngine(chat, lambda *_: r"\boxed{3}"), Rollout(episode_deadline_s=deadline_s)
+    (row,) = play(engine, agent, verifier, None, 1, settings, environment)
     return row
 
 
@@ -104,9 +101,7 @@ class Broken(MathVerifyEnvironment):
 
 def test_an_environment_that_fails_is_named(chat: Chat, verifier: Verifier) -> None:
     """A command hears of status 500; the reason of the episode has the environment's error."""
-    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    agent = command(chat, "a = ask(); post('/environment/step', {'action': a})")
-    (row,) = play(engine, agent, verifier, group_size=1, environment=Broken)
+    row = the_one(chat, verifier, "a = ask(); post('/environment/step', {'action': a})", environment=Broken)
     assert row.status == "failed"
     assert "500 environment_failed: LookupError: no rubric" in row.reason
 
@@ -117,7 +112,6 @@ def test_an_episode_of_a_command_that_was_edited_fails(chat: Chat, verifier: Ver
     command.write_text("print(3)")
     files_of(str(command))
     command.write_text("print(4)")
-    agent = CommandAgent(context(chat), argv=[sys.executable, str(command)])
-    (row,) = play(ScriptedEngine(chat, lambda *_: "3"), agent, verifier, group_size=1)
+    row = the_one(chat, verifier, "", argv=[sys.executable, str(command)])
     assert (row.status, row.fault) == ("failed", "set-up")
     assert "solve.py changed since" in row.reason

@@ -10,8 +10,7 @@ import pytest
 from configs import ConfigError
 from configs.rollout import Rollout
 from flows.run.configuration import resolve
-from storage.processes.limits import chain
-from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
 from tasks.agents.faults import PolicyError, fault_of
@@ -19,7 +18,7 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
 from tasks.inference.api import Completion, ContextLengthError
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, InTurn, question
+from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, question
 from tests.support.rollout_helpers import ScriptedEngine, context, play, timeless
 
 HERE = "tests.agents.endpoint.solvers"
@@ -30,7 +29,6 @@ def test_two_turns_are_those_of_the_queue_agent(chat: Chat, verifier: Verifier) 
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     queues = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
     endpoint = play(engine, OpenAIAgent(context(chat), entry=f"{HERE}:two_turns"), verifier)
-    to_table(endpoint, TRAJECTORY_SCHEMA)
     assert [timeless(replace(row, follows=[])) for row in endpoint] == [timeless(row) for row in queues]
     assert endpoint[0].follows == [-1, 0]
 
@@ -41,7 +39,6 @@ def played(chat: Chat, verifier: Verifier, entry: str, deadline_s: float = 60.0,
     agent = OpenAIAgent(context(chat), entry=f"{HERE}:{entry}", **arguments)
     settings = Rollout(episode_deadline_s=deadline_s)
     (row,) = play(engine, agent, verifier, group_size=1, settings=settings)
-    to_table([row], TRAJECTORY_SCHEMA)
     return row
 
 
@@ -107,15 +104,6 @@ def test_what_nobody_would_see_or_reach_is_refused() -> None:
 
 CUT = "the last turn reached sampling.max_new_tokens"
 CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
-LONG = "3" * 300
-
-
-class Cutting(InTurn):
-    """An engine whose completions all reach their limit: that of the request, or the room, which `says` has."""
-
-    def _completion(self, reply: str | Exception) -> Completion:
-        made, most = super()._completion(reply), min(self.requests[-1][1].max_new_tokens, int(self.says[1]))
-        return Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length", most)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +127,12 @@ def test_only_a_limit_of_the_agents_own_truncates_nothing(
         assert answer.choices[0].finish_reason == "length"
         return RIGHT
 
-    engine = Cutting(chat, lambda *_: "", says=[LONG, str(room)])
+    def cut(*_: int) -> Completion:
+        """Reach the limit of the request, or the room."""
+        most = min(engine.requests[-1][1].max_new_tokens, room)
+        return Completion(chat.encode("3" * most), [-0.5] * most, [3] * most, "length", most)
+
+    engine = ScriptedEngine(chat, cut)
     (row,) = play(engine, Asking(chat, ask), verifier, group_size=1)
     assert (row.limits, row.status, row.reason) == (limits, status, reason)
 
@@ -158,6 +151,7 @@ class MaxTurnsExceeded(Exception):  # noqa: N818 - the framework's name
 
 
 MaxTurnsExceeded.__module__ = "agents.exceptions"
+ODD = ValueError("odd")
 ENDED = [
     (ContextLengthError("prompt of 300 tokens"), "policy"),
     (came_from(RuntimeError("the agent failed"), OwnError("no move")), "policy"),
@@ -166,6 +160,7 @@ ENDED = [
     (ExceptionGroup("two workers", [OSError("gone"), LookupError("lost")]), "set-up"),
     (came_from(OwnError("no answer"), OSError(errno.EMFILE, "Too many open files")), "set-up"),
     (LookupError("lost the thread"), "set-up"),
+    (came_from(ODD, ODD), "set-up"),  # the chain of causes has an end
 ]
 
 
@@ -174,11 +169,3 @@ def test_what_ended_an_episode_decides(error: Exception, fault: str) -> None:
     """Without a sampled token there is nothing that the policy could have done."""
     assert fault_of(error, sampled=True) == fault
     assert fault_of(error, sampled=False) == "set-up"
-
-
-def test_the_deadline_is_the_policys_while_it_samples() -> None:
-    assert fault_of(TimeoutError(), sampled=True, sampling=True) == "policy"
-    assert fault_of(TimeoutError(), sampled=True, sampling=False) == "set-up"
-    odd = ValueError("odd")  # raised from itself: the chain of causes has an end
-    odd.__cause__ = odd
-    assert list(chain(odd)) == [odd]

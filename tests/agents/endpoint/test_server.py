@@ -19,8 +19,9 @@ from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, InTurn, asked, question
-from tests.support.rollout_helpers import context, play
+from tests.agents.endpoint.asking import RIGHT, WRONG, Asking, asked
+from tests.agents.endpoint.solvers import ask as create
+from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -107,7 +108,7 @@ def test_a_response_format_may_be_ignored(chat: Chat, verifier: Verifier) -> Non
     async def ask(task: AgentTask, _: Any) -> None:
         assert (await request(task, body=BODY | {"response_format": {"type": "json_object"}}))[0] == 200
 
-    (row,) = play(InTurn(chat, lambda *_: ""), Asking(chat, ask, "ignore"), verifier, group_size=1)
+    (row,) = play(ScriptedEngine(chat, lambda *_: RIGHT), Asking(chat, ask, "ignore"), verifier, group_size=1)
     assert (row.status, row.reason) == ("completed", "")
 
 
@@ -144,10 +145,6 @@ class Slow(MathVerifyEnvironment):
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         await asyncio.sleep(0.5)
         return await super().step(action)
-
-
-def create(task: AgentTask, client: Any, **more: Any) -> Any:
-    return client.chat.completions.create(model=task.model, messages=question(task), **more)
 
 
 def graded(row: Any) -> list[tuple[str, str]]:
