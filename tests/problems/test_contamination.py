@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.problems import FileSource
 from storage.records import Problem
-from tasks.problems import load_problems
 from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, find_overlaps
+from tests.support.problem_files import load_file
 
 STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -111,23 +110,15 @@ def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
 
     Every row of the real data sets is usable.
     """
-
-    def load(file: str) -> list[Problem]:
-        preset = "gsm8k" if file.startswith("gsm8k") else "math"
-        source = FileSource.model_validate({"kind": "jsonl", "path": str(data_folder / file), "preset": preset})
-        return load_problems(source, 0.0).problems
-
-    sets = {"gsm8k-test": load("gsm8k/test.jsonl"), "math-500": load("math_500/test.jsonl")}
-    train = load("gsm8k/train.jsonl")
-    assert [len(problems) for problems in (train, *sets.values())] == [7473, 1319, 500]
-    found = find_overlaps(train, sets)
-    assert [(overlap.problem_id, overlap.other_id, overlap.kind) for overlap in found] == [
-        ("000021", "000633", "13-gram"),
-        ("000407", "000582", "13-gram"),
-        ("001315", "000603", "13-gram"),
-        ("005163", "000603", "13-gram"),
-    ]
-    assert {overlap.set_name for overlap in found} == {"gsm8k-test"}
+    files = {"gsm8k/train": "gsm8k", "gsm8k/test": "gsm8k", "math_500/test": "math"}
+    sets = {
+        name: load_file(data_folder / f"{name}.jsonl", 0.0, preset=preset).problems for name, preset in files.items()
+    }
+    assert [len(problems) for problems in sets.values()] == [7473, 1319, 500]
+    found = find_overlaps(sets.pop("gsm8k/train"), sets)
+    repeated = [("000021", "000633"), ("000407", "000582"), ("001315", "000603"), ("005163", "000603")]
+    assert [(overlap.problem_id, overlap.other_id) for overlap in found] == repeated
+    assert {(overlap.set_name, overlap.kind) for overlap in found} == {("gsm8k/test", "13-gram")}
 
 
 def test_an_instruction_that_all_share_gives_no_problem_away() -> None:

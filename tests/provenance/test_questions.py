@@ -1,6 +1,5 @@
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -165,24 +164,22 @@ def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     assert first["clean"] == ""
 
 
-@pytest.mark.parametrize(
-    ("victim", "unknown"),
-    [
-        (lambda store: layout.manifest(A[2]), A[2]),
-        (lambda store: manifests.read(store, layout.trajectories("a", 1)).files[0].path, layout.trajectories("a", 1)),
-    ],
-    ids=["checkpoint", "rows"],
-)
-def test_damage_is_reported_and_skipped(
-    family: Place, tmp_path: Path, victim: Callable[[Store], str], unknown: str
-) -> None:
-    """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage."""
-    damaged = victim(family.store)
-    family.store.write(damaged, b"x" * family.store.size(damaged))
+def damage(store: Store, version: str) -> None:
+    """Change the first file of a data set, or the manifest of another version."""
+    path = layout.manifest(version) if version in A else manifests.read(store, version).files[0].path
+    store.write(path, b"damaged")
+
+
+@pytest.mark.parametrize(("damaged", "loaded"), [(A[2], 4), (layout.trajectories("a", 1), 1)])
+def test_damage_is_reported_and_skipped(family: Place, tmp_path: Path, damaged: str, loaded: int) -> None:
+    """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage.
+
+    The rows in the other files of a damaged data set are not loaded.
+    """
+    damage(family.store, damaged)
     answer = impact(family.store, key(ONE), tmp_path)
-    (found,) = answer.unknown
-    assert found == unknown
-    assert answer.unknown[found]
+    assert [version for version, why in answer.unknown.items() if why] == [damaged]
+    assert len(answer.trajectories) == loaded
     assert A[3] in {use["checkpoint"] for use in answer.uses}
     assert layout.checkpoint("c", 0) in {first["checkpoint"] for first in answer.first} | set(answer.doubtful)
 
@@ -258,24 +255,11 @@ def test_what_counts_for_the_curriculum_is_whole(family: Place, tmp_path: Path) 
     counts, newest = results(family.store, tmp_path, leave_out="", most=64)
     assert (counts[two], counts[other]) == ((3, 2), (2, 1))
     assert newest == [A[3], layout.checkpoint("b", 1)]
-    for version in (layout.trajectories("a", 0), layout.scores("a", 0, "5c0e")):
+    for version in (layout.scores("a", 0, "5c0e"), layout.trajectories("a", 0)):
         damage(family.store, version)
         with pytest.raises(DamagedError, match=f"{version} cannot be read"):
             results(family.store, tmp_path, leave_out="", most=64)
     assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {other: (2, 1)}
-
-
-def test_a_damaged_data_set_counts_in_no_part(family: Place, tmp_path: Path) -> None:
-    """It is named; the rows in its other files are not loaded."""
-    damage(family.store, layout.trajectories("a", 1))
-    answer = impact(family.store, key(ONE), tmp_path)
-    assert [row["trajectory_id"] for row in answer.trajectories] == ["a/000002/1/0"]
-    assert layout.trajectories("a", 1) in answer.unknown
-
-
-def damage(store: Store, version: str) -> None:
-    """Change the first file of a version."""
-    store.write(manifests.read(store, version).files[0].path, b"damaged")
 
 
 def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:

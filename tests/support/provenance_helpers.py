@@ -1,7 +1,8 @@
 """Hand-made runs without model and engine, for tests of which policies were trained on which problems."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +68,15 @@ class Place:
             name = f"{run}/{iteration:06d}/{each.problem.problem_id}/{sample}"
             turns = [[7, 8]] * len(each.successes)
             version = iteration if each.version is None else each.version
-            row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
-            row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
-            row = replace(row, metadata=each.problem.metadata)
-            rows.append(replace(row, run=run, iteration=iteration, sample=sample, fault=each.fault))
+            row = make_trajectory(name, turns, status=each.status, version=version)
+            known = asdict(each.problem) | {"run": run, "iteration": iteration, "sample": sample, "fault": each.fault}
+            rows.append(replace(row, **known))
             scores_of = make_scores(name, *each.successes)
             if each.timeout is not None:
                 scores_of = [replace(score, verdict="timeout", reason=each.timeout) for score in scores_of]
             scored += scores_of
-        policy = layout.checkpoint(run, iteration)
-        commit_rows(self.store, data_set, "trajectories", rows, [policy, problem_set], config={})
+        policies = filter(partial(manifests.committed, self.store), [layout.checkpoint(run, iteration)])
+        commit_rows(self.store, data_set, "trajectories", rows, [*policies, problem_set], config={})
         commit_rows(self.store, scores, "scores", scored, [data_set], config={})
         return data_set, scores
 

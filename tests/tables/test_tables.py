@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 
 from configs.score import Reward
 from configs.score import Score as Scoring
-from storage.records import (
-    LAST_TURN_CUT,
-    SCORE_SCHEMA,
-    TRAJECTORY_SCHEMA,
-    Fault,
-    Score,
-    Status,
-    Trajectory,
-    VerdictName,
-    to_table,
-)
+from storage import records
+from storage.records import LAST_TURN_CUT, Fault, Score, Status, Trajectory, VerdictName, to_table
 from tasks.score.verdict import LIMIT_MET, has_failed
 from tasks.tables import words
 from tasks.tables.db import TrajectoryDb, open_tables
@@ -68,26 +59,23 @@ def tables_of(
 ) -> Iterator[TrajectoryDb]:
     """Open the tables of one data set."""
     paths = folder / "rows.parquet", folder / "scores.parquet"
-    pq.write_table(to_table(rows, TRAJECTORY_SCHEMA), paths[0])
-    pq.write_table(to_table(scores, SCORE_SCHEMA), paths[1])
+    pq.write_table(to_table(rows, records.TRAJECTORY_SCHEMA), paths[0])
+    pq.write_table(to_table(scores, records.SCORE_SCHEMA), paths[1])
     data_set = DataSet(0, "runs/r/trajectories/000000", "r", 0, None, scorer=scoring.type, tries=scoring.tries)
     with open_tables([data_set], Intake([(0, paths[0])], [(0, paths[1])]), 1) as database:
         yield database
 
 
-@pytest.mark.parametrize(
-    ("scoring", "verdicts"),
-    [
-        (Scoring(type="environment"), False),
-        (Scoring(type="judge"), False),
-        (Scoring(type="environment", tries="last"), False),
-        (Scoring(), True),
-    ],
-    ids=["steps", "tries", "last", "verdicts"],
-)
-def test_episodes_earn_in_tables_what_they_earn_in_training(scoring: Scoring, verdicts: bool, tmp_path: Path) -> None:
+SCORINGS = {
+    **{"steps": Scoring(type="environment"), "last": Scoring(type="environment", tries="last")},
+    **{"tries": Scoring(type="judge"), "verdicts": DEFAULT},
+}
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_episodes_earn_in_tables_what_they_earn_in_training(name: str, tmp_path: Path) -> None:
     """`earned` of `fit.where`, the reader and the audit is that of updates; of verdicts it counts the right ones."""
-    draw = np.random.default_rng(0)
+    draw, scoring, verdicts = np.random.default_rng(0), SCORINGS[name], name == "verdicts"
     made = [random_episode(draw, f"p{n // 4:03d}/{n % 4}", f"p{n // 4:03d}") for n in range(1200)]
     rows, scores = [row for row, _ in made], [score for _, of_row in made for score in of_row]
     if verdicts:
@@ -100,12 +88,8 @@ def test_episodes_earn_in_tables_what_they_earn_in_training(scoring: Scoring, ve
         graded = {sample.trajectory_id: sample.successes[sample.graded].sum() for sample in samples}
         assert {name: found[name] or 0.0 for name in graded} == graded
         return
-    different = {
-        sample.trajectory_id: (found[sample.trajectory_id], sample.earned)
-        for sample in samples
-        if (found[sample.trajectory_id] or 0.0) != pytest.approx(sample.earned, abs=1e-5)
-    }
-    assert not different
+    earned = {sample.trajectory_id: sample.earned for sample in samples}
+    assert {name: found[name] or 0.0 for name in earned} == pytest.approx(earned, abs=1e-5)
 
 
 TURNS = st.lists(
@@ -157,17 +141,13 @@ def test_the_words_mean_the_same_in_tables_and_in_memory(episodes: Sequence[tupl
         )
         failed = database.all("select has_failed(verdict, reason) from scores order by row")
         same = dict(database.all("select problem_id, same from played_groups"))
-    graded = words.graded([asdict(score) for score in scores])
-    successes = {row.trajectory_id: [turn["success"] for turn in graded.get(row.trajectory_id, [])] for row in rows}
-    oldest = {row.trajectory_id: [version for version in row.versions if version >= 0] for row in rows}
-    assert found == [
-        (
-            *(row.trajectory_id, words.is_trainable(row), words.misses_answers(row)),
-            bool(oldest[row.trajectory_id]) and words.is_stale(min(oldest[row.trajectory_id]), 4, allowed),
-            *(words.first_turn(successes[row.trajectory_id]), words.any_turn(successes[row.trajectory_id])),
-        )
-        for row in rows
-    ]
+    graded, expected = words.graded([asdict(score) for score in scores]), list[tuple[object, ...]]()
+    for row in rows:
+        successes = [turn["success"] for turn in graded.get(row.trajectory_id, [])]
+        oldest = min((version for version in row.versions if version >= 0), default=4)
+        of_row = words.is_trainable(row), words.misses_answers(row), words.is_stale(oldest, 4, allowed)
+        expected.append((row.trajectory_id, *of_row, words.first_turn(successes), words.any_turn(successes)))
+    assert found == expected
     assert failed == [(has_failed(score.verdict, score.reason),) for score in scores]
     played = {row.trajectory_id: row.problem_id for row in rows if row.status in words.PLAYED}
     earned = [
