@@ -25,7 +25,8 @@ from tasks.score.verifier import Verifier
 from tasks.tables.db import open_trajectory_db
 from tasks.tables.sets import parse_since, select
 from tests.support.audit_play import checks_of, only
-from tests.support.chain_helpers import commit_rows, key, rewrite
+from tests.support.chain_helpers import commit_rows, rewrite
+from tests.support.planted_faults import flip_byte
 from tests.support.train_helpers import make_scores, make_trajectory
 
 SET = layout.trajectories("r", 0)
@@ -101,10 +102,7 @@ def test_a_corrupted_shard_is_left_out_and_named(store: Store, verifier: Verifie
     commit(store)
     with audited(store, verifier, "r") as found:
         before = keep(store, found)
-    shard = key(store, SET, "part-00001.parquet")
-    data = bytearray(store.read(shard))
-    data[len(data) // 2] ^= 1
-    store.write(shard, bytes(data))
+    shard = flip_byte(store, SET, "part-00001.parquet")
     with audited(store, verifier, "r") as found:
         after = keep(store, found)
         checks = {check.name: check for check in found.result.checks}

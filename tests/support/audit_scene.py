@@ -15,6 +15,7 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Call, Problem, Score, Trajectory
+from storage.version_names import version_of
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.drafts import Draft, Provenance
@@ -66,7 +67,7 @@ def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
     """Commit a problem set if it is new; return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(store, version):
-        commit(store, version, "problems", problems, [], settings("problems"))
+        commit(store, version, problems, [], settings("problems"))
     return version
 
 
@@ -81,15 +82,11 @@ def commit_policy(store: Store, config: Config, number: int, model: Path, canary
 
 
 def commit(
-    store: Store,
-    version: str,
-    kind: manifests.Kind,
-    rows: Sequence[Any],
-    parents: Sequence[str],
-    config: Config,
-    rows_per_shard: int = 25_000,
+    store: Store, version: str, rows: Sequence[Any], parents: Sequence[str], config: Config, shard: int = 25_000
 ) -> None:
-    commit_rows(store, version, kind, rows, parents, config=config.model_dump(mode="json"), shard=rows_per_shard)
+    known = version_of(version)
+    assert known
+    commit_rows(store, version, known.kind, rows, parents, config=config.model_dump(mode="json"), shard=shard)
 
 
 def _provenance(config: Config) -> Provenance:
@@ -156,11 +153,6 @@ class Scene:
         rows[rows.index(row)] = changed
         return changed
 
-    def change_turn(self, row: Trajectory, number: int, **values: Any) -> Trajectory:
-        turns = list(row.turns)
-        turns[number] = replace(turns[number], **values)
-        return self.change(row, turns=turns)
-
     def change_problem(self, number: int, **values: Any) -> list[Trajectory]:
         """Change a problem in the problem set and in all rows of the first data set; return these rows."""
         self.problems[number] = replace(self.problems[number], **values)
@@ -203,9 +195,9 @@ class Scene:
             version = self.version(data_set.iteration)
             parents = [self.cast.policies[data_set.policy], problem_set]
             shard = len(data_set.rows) // 2 + 1
-            commit(store, version, "trajectories", data_set.rows, parents, config, shard)
+            commit(store, version, data_set.rows, parents, config, shard)
             scores = layout.scores(self.name, data_set.iteration, "5c0e")
-            commit(store, scores, "scores", data_set.scores, [version], config)
+            commit(store, scores, data_set.scores, [version], config)
         if self.evaluated:
             self._evaluate()
         self.problem_set = problem_set
@@ -220,10 +212,10 @@ class Scene:
         compute_logprobs([scene])
         rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
         version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-        commit(store, version, "evaluation", rows, [policy, scene.problem_set], self.config)
+        commit(store, version, rows, [policy, scene.problem_set], self.config)
         scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
         graded = [score for row in rows for score in scores_of(row)]
-        commit(store, scores, "scores", graded, [version], self.config)
+        commit(store, scores, graded, [version], self.config)
 
 
 _REPLAYED = (
@@ -256,6 +248,13 @@ def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
             column[np.array(row.action_mask)] = values
         columns.append(column.tolist())
     return columns
+
+
+def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
+    """Return `row` with other columns in one turn."""
+    turns = list(row.turns)
+    turns[turn] = replace(turns[turn], **columns)
+    return replace(row, turns=turns)
 
 
 def spec_of(row: Trajectory) -> EpisodeSpec:
@@ -313,19 +312,12 @@ def play(
 
 def scores_of(row: Trajectory) -> list[Score]:
     """Return the scores of a row as the score stage would make them."""
-    return [
-        Score(
-            trajectory_id=row.trajectory_id,
-            turn=number,
-            verdict="none" if number in row.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
-            success=turn.reward,
-            extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
-            solution=row.solutions[0],
-            reason="",
-            reward=turn.reward,
-        )
-        for number, turn in enumerate(row.turns)
-    ]
+    name, solution, scores = row.trajectory_id, row.solutions[0], list[Score]()
+    for number, turn in enumerate(row.turns):
+        verdict: Any = "none" if number in row.ungraded else turn.verdict
+        answer = extracted(turn.text) if turn.verdict in ("correct", "wrong") else ""
+        scores.append(Score(name, number, verdict, turn.reward, answer, solution, "", turn.reward))
+    return scores
 
 
 def draw(problem: Problem, rate: float, rng: np.random.Generator) -> list[str]:
@@ -404,6 +396,6 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
                 for row in played[: rows - iteration * rows_per_set]
             ]
             trajectories = layout.trajectories(name, iteration)
-            commit(store, trajectories, "trajectories", made, [policy, problem_set], config)
+            commit(store, trajectories, made, [policy, problem_set], config)
             scores = [score for row in made for score in scores_of(row)]
-            commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)
+            commit(store, layout.scores(name, iteration, "5c0e"), scores, [trajectories], config)
