@@ -270,9 +270,8 @@ SPOKEN = {
     "qwen3": (f"{HERMES}\n{HERMES}<|im_end|>", "<|im_end|>"),
     "llama": ('{"name": "add", "parameters": {"x": 1}}' * 2 + "<|eom_id|>", "<|eot_id|>"),
     "glm": (f"{GLM * 2}<|observation|>", "<|user|>"),
-    "single": ("", ""),  # refuses two calls
-    "opening": ("", ""),  # writes no calls
-    "harmony": ("", ""),  # has no end behind calls that the template tells
+    # They refuse two calls, write no calls, and have no end behind calls that the template tells.
+    **dict.fromkeys(("single", "opening", "harmony"), ("", "")),
 }
 
 

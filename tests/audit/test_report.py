@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -78,7 +78,7 @@ class Page(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str, str]] = []
+        self.attributes: dict[str, list[str]] = defaultdict(list)
         self.scripts: list[str] = []
         self.text = ""
         self._inside = ""
@@ -87,7 +87,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        for name, value in attrs:
+            self.attributes[name].append(value or "")
         self._inside = tag
         if tag == "script":
             self.scripts.append("")
@@ -100,9 +101,6 @@ class Page(HTMLParser):
             self.scripts[-1] += data
         elif self._inside != "style":
             self.text += data
-
-    def values(self, name: str) -> list[str]:
-        return [value for _, attribute, value in self.attributes if attribute == name]
 
 
 def test_hostile_text_stays_text() -> None:
@@ -117,9 +115,9 @@ def test_hostile_text_stays_text() -> None:
     for text in (*SHOWN, EVIL):
         assert text in page.text
     assert page.tags["script"] == 2
-    assert page.tags["img"] == len([src for src in page.values("src") if src.startswith(PICTURE)])
-    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    assert not [value for value in page.values("href") if not value.startswith(("#", "data:"))]
+    assert page.tags["img"] == len([src for src in page.attributes["src"] if src.startswith(PICTURE)])
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert not [value for value in page.attributes["href"] if not value.startswith(("#", "data:"))]
 
 
 def test_hidden_characters_are_spelled_out() -> None:
@@ -139,10 +137,10 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
     allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {scripts}; base-uri 'none'; form-action 'none'"
-    assert page.values("content")[0] == f"default-src 'none'; {allowed}"
+    assert page.attributes["content"][0] == f"default-src 'none'; {allowed}"
     without_namespaces = re.sub(r' xmlns="[^"]*"', "", html)  # of pictures in a style sheet; nothing loads them
     assert set(re.findall(r"\w+://", without_namespaces)) == {"s3://"}  # the address of the store
-    assert all(src.startswith(PICTURE) for src in page.values("src"))
+    assert all(src.startswith(PICTURE) for src in page.attributes["src"])
     assert "@import" not in html
     assert not re.search(r"url\((?!#|'data:)", html)
 
@@ -154,9 +152,9 @@ def test_every_number_of_cases_leads_to_them() -> None:
     checks = [check(f"check_{verdict}", verdict, cases=1234, examples=examples) for verdict in verdicts]
     html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
     page = Page(html)
-    ids = page.values("id")
+    ids = page.attributes["id"]
     assert len(ids) == len(set(ids))
-    targets = {value[1:] for value in page.values("href") if value.startswith("#")}
+    targets = {value[1:] for value in page.attributes["href"] if value.startswith("#")}
     assert targets <= set(ids)
     for verdict in verdicts:
         assert {f"check-check_{verdict}", f"examples-check_{verdict}"} <= targets

@@ -64,29 +64,20 @@ def test_other_problems_with_like_words(left: str, right: str) -> None:
     assert kinds(left, right) == kinds(right, left) == []
 
 
-def test_thirteen_tokens_in_a_row() -> None:
-    """The result shows the shared passage."""
-    assert GRAM == 13
-    found = find_overlaps([problem(STORY + " How many?")], {"set": [problem("Once " + STORY, "9")]})
-    assert found == [
-        Overlap("train", "set", "9", "13-gram", "natalia sold clips to 48 of her friends in april and then she")
-    ]
-
-
 def test_each_set_reports_a_problem_once() -> None:
     """A set reports a problem once: an equal prompt before a passage, and the first match of the set.
 
-    The results have the order of the training set.
+    The results have the order of the training set, and show the shared passage.
     """
     train = [problem("What is 1 + 1?", "short"), problem(STORY, "long"), problem("Other words", "free")]
     sets = {
         "one": [problem(STORY + " Why?", "a"), problem(STORY.upper(), "b"), problem(STORY, "c")],
         "two": [problem("Now: " + STORY, "d"), problem("what is 1+1", "e"), problem("Then: " + STORY, "f")],
     }
-    assert [(found.problem_id, found.set_name, found.other_id, found.kind) for found in find_overlaps(train, sets)] == [
-        ("short", "two", "e", "exact"),
-        ("long", "one", "b", "exact"),
-        ("long", "two", "d", "13-gram"),
+    assert find_overlaps(train, sets) == [
+        Overlap("short", "two", "e", "exact", "What is 1 + 1?"),
+        Overlap("long", "one", "b", "exact", STORY),
+        Overlap("long", "two", "d", "13-gram", "natalia sold clips to 48 of her friends in april and then she"),
     ]
 
 

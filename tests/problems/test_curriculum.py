@@ -11,7 +11,6 @@ from tasks.problems.curriculum import FLOOR, plan_curriculum, standings
 from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, in_order
 
-MIDDLE = ProblemSampling(prefer="middle")
 STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=True)
 PROBLEMS = [Problem(name, f"What\nis {name}?", [name, f"0{name}"]) for name in ("1", "2", "3", "4", "5")]
 
@@ -35,7 +34,7 @@ def test_standing_and_weight_of_each() -> None:
 @pytest.mark.parametrize(
     ("sampling", "weights"),
     [
-        (MIDDLE, [FLOOR, 0.75, FLOOR, 1, 1]),
+        (ProblemSampling(prefer="middle"), [FLOOR, 0.75, FLOOR, 1, 1]),
         (ProblemSampling(retire_at=0.9), [1, 1, FLOOR, 1, 1]),
         (ProblemSampling(leave_out_suspects=True), [0, 1, 1, 1, 1]),
     ],

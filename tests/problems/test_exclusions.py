@@ -34,7 +34,7 @@ UNSEEN = Problem("7", "What is 7 + 7?", ["15"])
 
 @pytest.fixture
 def family(tmp_path: Path) -> Place:
-    return two_runs(Place(Store(str(tmp_path / "store")), tmp_path / "model"))
+    return two_runs(Place(Store(str(tmp_path / "store"))))
 
 
 def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:
@@ -147,18 +147,17 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.begin("e")
     family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
 
-    for problem, trained in ((key(ONE), {"d/1": 0, "e/1": 1}), ("2", {"d/1": 2, "d/2": 1, "e/1": 1})):
-        uses = [use for use in impact(family.store, problem, tmp_path).uses if use["run"] in ("d", "e")]
-        assert {use["checkpoint"]: use["trained"] for use in uses} == {
-            layout.checkpoint(name[0], int(name[2])): count for name, count in trained.items()
-        }
+    names = [layout.checkpoint(*of) for of in (("d", 1), ("d", 2), ("e", 1))]
+    for problem, trained in ((key(ONE), [0, None, 1]), ("2", [2, 1, 1])):
+        uses = {use["checkpoint"]: use["trained"] for use in impact(family.store, problem, tmp_path).uses}
+        assert [uses.get(name) for name in names] == trained
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
     assert {row["prompt"]: row["trained"] for row in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     """gc keeps every exclusion under any rule, but deletes the leftovers of failed attempts."""
-    two_runs(Place(store, tmp_path / "model"))
+    two_runs(Place(store))
     version = commit_exclusions(store, propose_problem(store, "2", tmp_path, WHY).rows)
     with Draft(store, version, "exclusions") as draft:
         datasets.write_rows(draft, EXCLUSION_SCHEMA, [], 10)

@@ -18,7 +18,6 @@ import pytest
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet
 from tasks.problems.problem_set import Where
-from tasks.problems.sources import find
 from tests.support.problem_files import NAMED, load_file, write_rows
 
 PRESET_ROWS: dict[str, dict[str, Any]] = {
@@ -82,7 +81,6 @@ def test_one_file_is_as_it_was(tmp_path: Path) -> None:
             write_rows(tmp_path / other, row("another"))
         assert load_file(write_rows(tmp_path / name, row("p"), row("q"))).problems == plain.problems
     assert plain.problems == [Problem("000001", "p", ["1"]), Problem("000002", "q", ["1"])]
-    assert find("rows.jsonl") == [("", "rows.jsonl")]
 
 
 def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:

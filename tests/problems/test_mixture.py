@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import Config, ConfigError, load
+from configs import ConfigError, load
 from configs.problems import GuessSource, NamedSource, StoredSource
 from flows.run import check
 from flows.run.configuration import resolve
@@ -34,12 +34,8 @@ GAME = (
 )
 
 
-def problems_of(name: str, size: int) -> list[Problem]:
-    return of_member(name, [Problem(str(number), f"{name} {number}?", ["1"]) for number in range(size)])
-
-
 def pool(name: str, size: int, share: float = 1.0, unplayable: Sequence[str] = ()) -> Pool:
-    problems = problems_of(name, size)
+    problems = of_member(name, [Problem(str(number), f"{name} {number}?", ["1"]) for number in range(size)])
     return Pool(problems, None, {each.problem_id for each in problems} - {*unplayable}, name, share)
 
 
@@ -96,13 +92,9 @@ def test_what_may_not_be_played_is_replaced_within_its_member() -> None:
     assert Counter(name[0] for name in after) == {"a": 3, "b": 3}
 
 
-def mixture(*overrides: str) -> Config:
-    return load("smoke", [f"problems.train=[{SUMS}, {GAME}]", *overrides])
-
-
 def test_the_problems_of_a_member_have_its_name() -> None:
     """Their source is the member's name, which also makes ids unique; content and fingerprint of content stay."""
-    named = mixture().problems.trained[0]
+    named = load("smoke", [f"problems.train=[{SUMS}, {GAME}]"]).problems.trained[0]
     loaded = load_source(named, 0, lambda _: "needs", lambda _: [])
     first = loaded.problems[0]
     assert (first.problem_id, first.source, loaded.bad) == ("sums/1-4", "sums", [])

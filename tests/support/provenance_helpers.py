@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from storage import layout
@@ -11,12 +10,10 @@ from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Canary
-from storage.versions.drafts import Draft, Provenance
+from storage.versions import manifests
 from tasks.problems import fingerprint
 from tasks.provenance.__main__ import main
-from tests.support.chain_helpers import commit_rows
+from tests.support.chain_helpers import commit_rows, commit_text
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -41,11 +38,6 @@ class Place:
     """A store, and methods that commit versions of hand-made runs to it."""
 
     store: Store
-    folder: Path  # takes the place of a model
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "config.json").write_text("{}")
 
     def problems(self, *problems: Problem) -> str:
         version = layout.problems(fingerprint(problems))
@@ -55,9 +47,7 @@ class Place:
 
     def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
         """Commit a run and its policy version 0; return the checkpoint's version."""
-        with Draft(self.store, layout.run(run), "run") as draft:
-            draft.commit(Provenance(config=config or {}), [])
-        parents = [layout.run(run), *([origin] if origin else [])]
+        parents = [commit_text(self.store, layout.run(run), config=config), *([origin] if origin else [])]
         return self.checkpoint(layout.checkpoint(run, 0), parents, config or {})
 
     def play(self, run: str, iteration: int, problem_set: str, *played: Played) -> tuple[str, str]:
@@ -94,9 +84,7 @@ class Place:
     def checkpoint(
         self, version: str, parents: list[str], config: dict[str, Any], metrics: dict[str, float] | None = None
     ) -> str:
-        canary, provenance = Canary([1, 2], [-1.0]), Provenance(config=config)
-        checkpoints.commit(self.store, version, self.folder, None, canary, provenance, parents, metrics or {})
-        return version
+        return commit_text(self.store, version, *parents, config=config, metrics=metrics)
 
     def evaluate(self, policy: str, name: str, problem_set: str) -> str:
         version = layout.evaluation(PolicyVersion(policy), name, "greedy-0123456789ab")
@@ -123,10 +111,7 @@ def two_runs(place: Place) -> Place:
     return place
 
 
-Call = Callable[..., str]
-
-
-def caller(store: Store) -> Call:
+def caller(store: Store) -> Callable[..., str]:
     """Return a function that runs `python -m tasks.provenance` on `store` in this process and returns what it prints.
 
     For a `status` other than 0 it returns the output on standard error.
