@@ -11,7 +11,7 @@ from tasks.audit.database import read_conversations
 from tasks.audit.run import set_numbers
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, scored
 from tests.support.audit_scene import say
-from tests.support.branching import begin
+from tests.support.branching import begin, with_branches
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
 
 CHECKS = [
@@ -22,16 +22,7 @@ CHECKS = [
 
 
 def branching(play: Play, name: str, sample: int = 0) -> Trajectory:
-    """A helper is asked, two answers follow the first one, and the last one has a rewritten history.
-
-    Turns: the helper's (0), the conversation (1, 2), the branch (3), and the rewritten end (4).
-    """
-    episode = begin(play.chat, name, SUM, sample)
-    first = episode.say(r"\boxed{18}", told=SUM.prompt, verdict="wrong")
-    episode.say("Units first.", told="How would you add 12 and 7?")
-    one, _ = (episode.say(rf"\boxed{{{answer}}}", first, FEEDBACK, verdict="wrong") for answer in (19, 17))
-    episode.say(r"\boxed{19}", one, "Are you sure?", verdict="correct", rewritten=True)
-    return episode.trajectory()
+    return with_branches(begin(play.chat, name, SUM, sample), 19)
 
 
 def test_episodes_with_branches_pass(audited: Audited, play: Play) -> None:

@@ -299,7 +299,7 @@ def mistype_gold(scene: Scene) -> Ids:
 
 
 def evaluate_on_training(scene: Scene) -> Ids:
-    scene.evaluated = [scene.cast.problems.index(scene.problems[0]), *scene.cast.held_out]
+    scene.evaluated = [scene.problems[0], *scene.cast.held_out]
     return names(scene.group(0))
 
 
