@@ -24,6 +24,7 @@ from tasks.problems import exclusions
 from tasks.problems.exclusions import Excluded, commit_exclusions, left_of, read_exclusions, set_aside
 from tasks.problems.problem_set import key
 from tasks.provenance.questions import impact, propose_ids, propose_problem, training_data
+from tests.support.chain_helpers import commit_text
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -145,7 +146,7 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.play("d", 1, both, Played(TWO))
     family.train("d", 1, last)
     family.begin("e")
-    family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
+    commit_text(family.store, layout.checkpoint("e", 1), layout.trajectories("d", 0), last)
 
     names = [layout.checkpoint(*of) for of in (("d", 1), ("d", 2), ("e", 1))]
     for problem, trained in ((key(ONE), [0, None, 1]), ("2", [2, 1, 1])):

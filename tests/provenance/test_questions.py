@@ -16,7 +16,7 @@ from tasks.problems.problem_set import key
 from tasks.provenance.questions import impact, results, training_data
 from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
-from tests.support.chain_helpers import commit_rows
+from tests.support.chain_helpers import commit_rows, commit_text
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -87,15 +87,16 @@ def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
     samples = build_samples(rows, scores, Reward())
-    place.checkpoint(layout.checkpoint("r", 3), [], {})
+    commit_text(place.store, layout.checkpoint("r", 3))
     data_set, _ = place.play("r", 3, place.problems(ONE), *played)
     for lag in range(5):
         config = {"release": 1, "rollout": {"max_head_offpolicyness": lag}}
-        place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
+        commit_text(place.store, layout.checkpoint(f"lag{lag}", 4), data_set, config=config)
     found = [(use["run"], use["episodes"], use["trained"]) for use in impact(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
     assert (found[0][2], found[4][2]) == (10, 40)
-    place.checkpoint(layout.checkpoint("older", 4), [data_set], {"rollout": {"max_head_offpolicyness": 4}})
+    older = {"rollout": {"max_head_offpolicyness": 4}}
+    commit_text(place.store, layout.checkpoint("older", 4), data_set, config=older)
     assert [use["trained"] for use in impact(place.store, "1", tmp_path).uses if use["run"] == "older"] == [48]
 
 
@@ -105,7 +106,7 @@ def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> N
     An answer that met a limit was trained on.
     """
     place.begin("a")
-    place.checkpoint(layout.checkpoint("a", 1), [], {})
+    commit_text(place.store, layout.checkpoint("a", 1))
     problem_set, slow = place.problems(ONE), Played(ONE, timeout=f"{LIMIT_MET} 5 s of processor time")
     cut, _ = place.play("a", 0, problem_set, Played(ONE), Played(ONE, status="truncated"))
     failed = place.play("a", 1, problem_set, Played(ONE), slow, Played(ONE, timeout="no answer"))
@@ -119,7 +120,8 @@ def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> N
         "after": ([*failed], {}, {"trajectories/failed_verdict": 1.0}),
     }
     for run, (parents, config, metrics) in updates.items():
-        place.checkpoint(layout.checkpoint(run, 1 + (parents != [cut])), parents, config, metrics)
+        version = layout.checkpoint(run, 1 + (parents != [cut]))
+        commit_text(place.store, version, *parents, config=config, metrics=metrics)
     trained = {use["run"]: use["trained"] for use in impact(place.store, "1", tmp_path).uses}
     assert trained == {"old": 2, "critic": 2, "group": 1, "new": 2, "before": 3, "after": 2}
 

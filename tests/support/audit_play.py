@@ -27,8 +27,6 @@ from tests.support.train_helpers import make_trajectory
 
 FEEDBACK = "Your answer is wrong. Try again."
 SUM = Problem("12+7", "What is 12 + 7?", ["19"])
-Outcome = tuple[Measured, list[tuple[Any, ...]]]
-"""The measurement of a check, and (id, detail) of its cases."""
 
 TEXTS = {
     "secrets": [
@@ -97,8 +95,8 @@ class Audited:
         if scores:
             commit_rows(self.store, SCORES, "scores", list(scores), [TRAJECTORIES])
 
-    def run(self, check: str) -> Outcome:
-        """Run a check; return its measurement and cases."""
+    def run(self, check: str) -> tuple[Measured, list[tuple[Any, ...]]]:
+        """Run a check; return its measurement, and (id, detail) of its cases."""
         with self.evidence() as evidence:
             measured = all_checks()[check].run(evidence)
             query = "select id, detail from cases where check_name = ? order by all"

@@ -48,7 +48,7 @@ class Place:
     def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
         """Commit a run and its policy version 0; return the checkpoint's version."""
         parents = [commit_text(self.store, layout.run(run), config=config), *([origin] if origin else [])]
-        return self.checkpoint(layout.checkpoint(run, 0), parents, config or {})
+        return commit_text(self.store, layout.checkpoint(run, 0), *parents, config=config)
 
     def play(self, run: str, iteration: int, problem_set: str, *played: Played) -> tuple[str, str]:
         """Commit the trajectories of an iteration and their scores; return both versions."""
@@ -75,16 +75,11 @@ class Place:
         config = {"rollout": {"max_head_offpolicyness": 0}}
         data = [layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")]
         parents = [layout.checkpoint(run, iteration), *data, *exclusions]
-        return self.checkpoint(layout.checkpoint(run, iteration + 1), parents, config)
+        return commit_text(self.store, layout.checkpoint(run, iteration + 1), *parents, config=config)
 
     def iterate(self, run: str, iteration: int, problem_set: str, *played: Played) -> str:
         self.play(run, iteration, problem_set, *played)
         return self.train(run, iteration)
-
-    def checkpoint(
-        self, version: str, parents: list[str], config: dict[str, Any], metrics: dict[str, float] | None = None
-    ) -> str:
-        return commit_text(self.store, version, *parents, config=config, metrics=metrics)
 
     def evaluate(self, policy: str, name: str, problem_set: str) -> str:
         version = layout.evaluation(PolicyVersion(policy), name, "greedy-0123456789ab")
