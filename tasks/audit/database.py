@@ -26,13 +26,11 @@ class AuditDatabase(TrajectoryDb):
 
     def flag(self, check: str, unit: Unit, query: str) -> int:
         """Note the rows of `query` (id, data_set number, detail) as cases; return their number."""
-        flagged = self.number(
-            f"""insert into cases
+        insertion = f"""insert into cases
             select '{check}', '{unit}', flagged.id, coalesce(d.version, ''), flagged.detail
             from ({query}) as flagged(id, data_set, detail) left join data_sets d using (data_set)
             where not is_left_out(data_set) order by all"""
-        )
-        return int(flagged)
+        return int(self.number(insertion))
 
     def set(self, variable: str, value: float | list[int]) -> None:
         """Set a variable that queries read with `getvariable`."""
@@ -46,14 +44,11 @@ class AuditDatabase(TrajectoryDb):
 
     def cases(self, check: str, limit: int) -> list[Case]:
         """Return the first cases of a check: one of each data set, then the second of each, and so on."""
-        rows = self.all(
-            """select unit, id, data_set, detail from (
+        query = """select unit, id, data_set, detail from (
                 select *, row_number() over (partition by data_set order by id, detail) as round
                 from cases where check_name = ?
-            ) order by round, data_set, id, detail limit ?""",
-            *(check, limit),
-        )
-        return [Case(*row) for row in rows]
+            ) order by round, data_set, id, detail limit ?"""
+        return [Case(*row) for row in self.all(query, check, limit)]
 
 
 @contextmanager
@@ -71,11 +66,9 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         noted = [(kind, case) for kind in kinds for case in getattr(intake, kind)]
         rows = [(kind, case.id, numbers.get(case.data_set), case.detail) for kind, case in noted]
         database.create("intake", "kind varchar, id varchar, data_set integer, detail varchar", rows)
-        database.set("objects", intake.objects)
-        database.set("parents", intake.parents)
-        database.set("collected", len(intake.collected))
-        database.set("highest_logprob", HIGHEST_LOGPROB)
-        database.set("lowest_logprob", LOWEST_LOGPROB)
+        counts = {"objects": intake.objects, "parents": intake.parents, "collected": len(intake.collected)}
+        for name, value in {**counts, "highest_logprob": HIGHEST_LOGPROB, "lowest_logprob": LOWEST_LOGPROB}.items():
+            database.set(name, value)
         database.connection.execute(_VIEWS.read_text(encoding="utf-8"))
         yield database
 

@@ -157,8 +157,7 @@ def commit_audit(
         cache: gets the files if the store is remote, so that they can be opened.
         reader: command that shows all cases, without the version at its end.
     """
-    result = audited.result
-    parents = list[Parent]()
+    result, parents = audited.result, list[Parent]()
     for version in [version for each in data_sets for version in (each.version, *each.scores[-1:])]:
         with suppress(DamagedError):  # a check has reported it by now
             parents.append(manifests.as_parent(store, version))
@@ -217,12 +216,11 @@ def _examples(audited: Audited) -> dict[tuple[str, str], Conversation]:
     cases = {(case.unit, case.data_set, case.id) for check in checks for case in check.examples}
     database.connection.execute("create or replace temp table shown (unit varchar, version varchar, id varchar)")
     database.insert("shown", sorted(cases))
-    rows = database.all(
-        """select s.version, s.id, min(e.row)
+    query = """select s.version, s.id, min(e.row)
         from shown s join episodes e on s.unit in ('trajectory', 'turn', 'call') and s.id = e.trajectory_id
             or s.unit in ('group', 'problem') and s.id = e.problem_id
         join data_sets d on d.data_set = e.data_set and (s.version = '' or s.version = d.version) group by 1, 2"""
-    )
+    rows = database.all(query)
     spoken = {each["row"]: each for each in read_conversations(database, sorted({row for *_, row in rows}))}
     return {(version, name): spoken[row] for version, name, row in rows}
 

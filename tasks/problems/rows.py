@@ -312,13 +312,11 @@ def from_fields(fields: Fields, found: Counter[str], preset: str = "") -> Callab
     kept = columns_of({"metadata": fields.get("metadata", [])})
 
     def convert(row: Row, number: str) -> Problem:
-        metadata = {column: present(row, column) for column in kept if has(row, column)}
-        may_lack = [columns[name] for name in _MAY_LACK.get(preset, ())]
-        lacked = [column for column in may_lack if _find(row, column) in (_ABSENT, None, "")]
-        there = {name: column for name, column in columns.items() if column not in lacked}
-        if preset:
-            metadata = {column: value for column, value in metadata.items() if value is not None}
+        absent = (_ABSENT, None) if preset else (_ABSENT,)
+        metadata = {column: value for column in kept if (value := _find(row, column)) not in absent}
         found.update(metadata.keys())
+        lacked = [name for name in _MAY_LACK.get(preset, ()) if _find(row, columns[name]) in (_ABSENT, None, "")]
+        there = {name: column for name, column in columns.items() if name not in lacked}
         prompt, messages = read_prompt(row, columns["prompt"])
         return Problem(
             problem_id=text(row, there["id"]) if "id" in there else number,

@@ -147,11 +147,10 @@ def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
         ProblemError: the file cannot be opened or read, is not a regular file, holds no lines but an array or so, or
             has a line of more than `LONGEST_MB`.
     """
-    longest, line = LONGEST_MB * 2**20, 0
+    longest = LONGEST_MB * 2**20
     with open_file(path) as file:
         lines = _unpacked(path, file)
-        while raw := lines.readline(longest + 2):  # b"\r\n"
-            line += 1
+        for line, raw in enumerate(iter(lambda: lines.readline(longest + 2), b""), 1):  # 2: b"\r\n"
             if len(raw.rstrip(b"\r\n")) > longest:
                 raise ProblemError(f"{path}: line {line} has more than {LONGEST_MB} MB, too long for a row")
             if raw.strip():
@@ -188,15 +187,13 @@ def read_parquet(path: str, columns: Sequence[str] | None = None) -> Iterator[tu
         ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
     """
     with open_file(path) as file:
-        line = 0
         opened = pq.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
         wanted = names if columns is None else columns
         there = [column for column in wanted if column in names or column.split(".")[0] in names]
-        for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
-            for index in range(batch.num_rows):
-                line += 1
-                yield line, _row(batch.slice(index, 1), names)  # one by one: errors of a batch name no row
+        batches = opened.iter_batches(batch_size=_ROWS, columns=there)
+        singles = (batch.slice(index, 1) for batch in batches for index in range(batch.num_rows))
+        yield from enumerate((_row(single, names) for single in singles), 1)  # errors of a batch would name no row
 
 
 def _row(single: pa.RecordBatch, names: Sequence[str]) -> Row | RowError:

@@ -78,8 +78,7 @@ def training_data(store: Store, arguments: argparse.Namespace) -> Output:
         (visible(each["problem_id"]), visible(" ".join(each["prompt"].split()), 50), *(each[name] for name in names))
         for each in answer.problems
     ]
-    shown = _rows(columns, rows)
-    return Output(_data(answer), [totals, *origins, *shown, *_uncertain([], answer.unknown)])
+    return Output(_data(answer), [totals, *origins, *_rows(columns, rows), *_uncertain([], answer.unknown)])
 
 
 def impact(store: Store, arguments: argparse.Namespace) -> Output:
@@ -140,8 +139,7 @@ def exclude(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError("give either PROBLEM or --ids FILE")
     if arguments.ids:
         text = arguments.ids.read_text("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
-        ids = [line.strip() for line in text.splitlines()]
-        proposal = questions.propose_ids(store, [name for name in ids if name], cache, reason)
+        proposal = questions.propose_ids(store, [*filter(None, map(str.strip, text.splitlines()))], cache, reason)
     else:
         proposal = questions.propose_problem(store, arguments.problem, cache, reason)
     version = commit_exclusions(store, proposal.rows)

@@ -102,6 +102,7 @@ def _rules(manifest: Manifest) -> dict[str, Any]:
     knob, parents = manifest.knob, manifest.parent_names
     selects = layout.SELECTION in {file.name for file in manifest.files}
     begins = not [*select(PolicyVersion, parents), *select(names.TrajectoriesVersion, parents)]
+    origin = WARM_START if knob("policy.warm_start") else str(knob("policy.path") or "unknown")
     return {
         "selects": selects,
         "allowed": None if selects else int(manifest.number("rollout.max_head_offpolicyness")),
@@ -109,9 +110,7 @@ def _rules(manifest: Manifest) -> dict[str, Any]:
         "cut_too": knob("algorithm.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         "unfinished_too": "reward.unfinished" not in formerly(manifest.config),
         "idle": manifest.metrics.get("trajectories") == 0,
-        "origin": (WARM_START if knob("policy.warm_start") else str(knob("policy.path") or "unknown"))
-        if begins
-        else "",
+        "origin": origin if begins else "",
     }
 
 
@@ -223,12 +222,8 @@ class TrainingIndex:
 
     def _chosen(self, updates: Iterable[Update]) -> Iterator[tuple[str, int]]:
         """Yield the rows that updates chose."""
-        files = {
-            (version, Path(name).name): file
-            for version, name, file in self.database.all(
-                "select version, filename, file from trajectories_files join sets using (data_set)"
-            )
-        }
+        rows = self.database.all("select version, filename, file from trajectories_files join sets using (data_set)")
+        files = {(version, Path(name).name): file for version, name, file in rows}
         for update in (each for each in updates if each.selects):
             for part in read_order(self.store, update.checkpoint, self.cache).parts:
                 for name, places in (part.rows or {}).items():

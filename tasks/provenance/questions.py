@@ -156,10 +156,8 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     with index.opened(data_sets):
         index.load(updates)
         problems = index.records("trained_problems", checkpoints, checkpoints)
-        trajectories, trained, tokens = index.database.one(
-            """select count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint
-            from update_inputs"""
-        )
+        totals = "count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint"
+        trajectories, trained, tokens = index.database.one(f"select {totals} from update_inputs")
     lost = {each: "its manifest is missing" for each in checkpoints if each not in index.updates}
     damaged = {update.checkpoint: update.problem for update in updates if update.problem}
     return TrainingData(
@@ -245,14 +243,11 @@ def find_problem(index: TrainingIndex, text: str) -> FoundProblem:
     """
     check_plain({"PROBLEM": text})
     for reading in ("key = ?", "problem_id = ?", "prompt = ?"):
-        rows = index.database.all(
-            f"""select key, list(distinct problem_id order by problem_id), min(prompt), min(solutions)
+        query = f"""select key, list(distinct problem_id order by problem_id), min(prompt), min(solutions)
             from problem_ids join problem_contents using (key)
             where key in (select key from problem_ids join problem_contents using (key) where {reading})
-            group by key order by 3, key""",
-            text,
-        )
-        if len(rows) > 1:
+            group by key order by 3, key"""
+        if len(rows := index.database.all(query, text)) > 1:
             lines = [
                 f"  {name}  {visible(', '.join(ids[:3]))}: {visible(' '.join(prompt.split()), _MOST_CHARACTERS)} -> "
                 f"{visible('; '.join(solutions), _MOST_CHARACTERS)}"
@@ -324,10 +319,9 @@ def _check(reason: str) -> None:
 
 def _excluded(index: TrainingIndex, reason: str, *, whole: bool) -> tuple[list[Exclusion], list[str]]:
     """Return a row for each loaded trajectory, and the checkpoints that were trained on any of them."""
-    found = index.database.all(
-        """select distinct trajectory_id, version, split_part(version, '/', 2), split_part(version, '/', 4)::integer,
-        problem_id, key, ?::boolean, ?::varchar from played order by version, trajectory_id""",
-        *(whole, reason),
-    )
+    query = """select distinct trajectory_id, version, split_part(version, '/', 2),
+        split_part(version, '/', 4)::integer, problem_id, key, ?::boolean, ?::varchar
+        from played order by version, trajectory_id"""
+    rows = [Exclusion(*row) for row in index.database.all(query, whole, reason)]
     trained = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
-    return [Exclusion(*row) for row in found], [checkpoint for (checkpoint,) in trained]
+    return rows, [checkpoint for (checkpoint,) in trained]

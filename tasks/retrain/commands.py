@@ -19,8 +19,7 @@ from tasks.retrain.report import night_markdown, timeline
 def explain(config: Config) -> str:
     """print why the last gate decided as it did"""
     store = _open_store(config)
-    records = Nights(store, config.run.name).read()
-    if not records:
+    if not (records := Nights(store, config.run.name).read()):
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
     shown = records[-1:] if records[-1].end else records[-2:]
     return printable("\n\n".join(night_markdown(store, config, record) for record in shown))
@@ -28,8 +27,7 @@ def explain(config: Config) -> str:
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    rows = timeline(_open_store(config), config)
-    if not rows:
+    if not (rows := timeline(_open_store(config), config)):
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
     return rendered(table(f"Retraining {config.run.name}", rows))
 

@@ -86,7 +86,7 @@ def test_answers_are_stored_and_scores_are_made_of_them(
     scale = config.score.model_copy(update={"args": {"judge": {**config.score.args["judge"], "scale": [0, 20]}}})
     for settings in (config, config.model_copy(update={"score": scale})):
         assert asker(settings, "judge").version(TRAJECTORIES) == version
-        with Draft(run.store, f"{layout.scores('smoke', 0, 'aa')}", "scores") as draft:
+        with Draft(run.store, layout.scores("smoke", 0, "aa"), "scores") as draft:
             grades = scoring(run, verifier).score(TRAJECTORIES, draft, settings, {"judge": version})
         assert grades.verdicts.total() == turns(run)
         assert not grades.verdicts["error"]
@@ -94,8 +94,8 @@ def test_answers_are_stored_and_scores_are_made_of_them(
 
 def test_a_killed_stage_asks_nothing_again(run: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was answered is stored, also beside a question that fails, and the next attempt begins with it."""
-    monkeypatch.setattr(annotating, "_ROWS_PER_SHARD", 4)
-    monkeypatch.setattr("tasks.annotate.annotating._BATCH_ROWS", 4)
+    for name in ("_ROWS_PER_SHARD", "_BATCH_ROWS"):
+        monkeypatch.setattr(annotating, name, 4)
     version = layout.annotations(TRAJECTORIES, "0123456789ab")
     with (
         scripted_judge(lambda question: good(question) if len(judge.asked) < 14 else (401, "")) as judge,
@@ -116,27 +116,22 @@ def test_a_killed_stage_asks_nothing_again(run: TrainingRun, monkeypatch: pytest
 def test_a_service_that_is_busy_is_asked_later(run: TrainingRun) -> None:
     """429 and 503 are no answers; each question is sent again."""
     busy = iter([429, 503, 429])
-
-    def script(question: str) -> tuple[int, str]:
-        return (next(busy, 200), "Score: 5")
-
-    with scripted_judge(script) as judge, drafted(run) as draft:
+    with scripted_judge(lambda _: (next(busy, 200), "Score: 5")) as judge, drafted(run) as draft:
         metrics = annotate(run, judged(run, judge), draft)
     assert len(judge.asked) == metrics["distinct"] + 3
 
 
-UNREADABLE: list[str | bytes] = [
-    b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}',
-    *(b'{"choices": [{"message": {}}]}', b"<html>busy</html>"),
-]
-FAILURES: list[tuple[int, str | bytes, str]] = [
-    (400, "too long", "answered 400"),
-    (200, "It says Score: 10, so …", "it was cut (length)"),
-    *((200, body, "gave an answer that cannot be read") for body in UNREADABLE),
-]
+HALF = b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reason": "stop"}]}'
 
 
-@pytest.mark.parametrize(("status", "body", "said"), FAILURES)
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (400, "too long", "answered 400"),
+        (200, "It says Score: 10, so …", "it was cut (length)"),
+        *((200, body, "cannot be read") for body in (HALF, b'{"choices": [{"message": {}}]}', b"<html>busy</html>")),
+    ],
+)
 def test_an_answer_that_is_none_costs_its_turn(run: TrainingRun, status: int, body: str | bytes, said: str) -> None:
     """A refusal, an answer that was cut, half an emoji or a page of HTML ends no stage, and is not paid for again."""
     with (

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from configs.audit import Audit
 from storage.records import Call, Trajectory
 from storage.versions.contents import _NEW
 from tasks.audit.database import read_conversations
 from tasks.audit.run import set_numbers
-from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, say, scored
-from tests.support.branching import begin
+from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, scored
+from tests.support.audit_scene import say
+from tests.support.branching import begin, with_branches
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
 
 CHECKS = [
@@ -22,16 +22,7 @@ CHECKS = [
 
 
 def branching(play: Play, name: str, sample: int = 0) -> Trajectory:
-    """A helper is asked, two answers follow the first one, and the last one has a rewritten history.
-
-    Turns: the helper's (0), the conversation (1, 2), the branch (3), and the rewritten end (4).
-    """
-    episode = begin(play.chat, name, SUM, sample)
-    first = episode.say(r"\boxed{18}", told=SUM.prompt, verdict="wrong")
-    episode.say("Units first.", told="How would you add 12 and 7?")
-    one, _ = (episode.say(rf"\boxed{{{answer}}}", first, FEEDBACK, verdict="wrong") for answer in (19, 17))
-    episode.say(r"\boxed{19}", one, "Are you sure?", verdict="correct", rewritten=True)
-    return episode.trajectory()
+    return with_branches(begin(play.chat, name, SUM, sample), 19)
 
 
 def test_episodes_with_branches_pass(audited: Audited, play: Play) -> None:
@@ -51,7 +42,7 @@ def test_their_tables_and_numbers(audited: Audited, play: Play) -> None:
     row = branching(play, "a")
     assert (row.follows, row.ungraded) == ([-1, -1, 1, 1, 2], [0])
     audited.add([row], *scored(row, *(("none" if turn in row.ungraded else "wrong") for turn in range(5))))
-    with audited.evidence(Audit()) as evidence:
+    with audited.evidence() as evidence:
         database = evidence.database
         assert database.all("select follows from turns order by turn") == [(turn,) for turn in row.follows]
         assert database.all("select turns, calls, branches from episodes") == [(5, 0, 2)]
@@ -94,7 +85,7 @@ def test_wrong_branches_are_found(audited: Audited, play: Play) -> None:
     rows = [replace(branching(play, "right"), problem_id="right")]
     rows += [replace(spoil(branching(play, name)), problem_id=name) for name, spoil in FAULTS.items()]
     audited.add(rows)
-    found = dict(audited.run("broken_prefix")[1])
+    found = dict[str, str](audited.run("broken_prefix")[1])
     assert sorted(found) == sorted(FAULTS)
     assert found["call"] == "it has a call in turn 10, which does not exist"
 
@@ -114,12 +105,10 @@ def test_feedback_that_no_branch_was_given_is_found(audited: Audited, play: Play
     first = episode.say("18", told=SUM.prompt, verdict="wrong")
     for number in range(2):
         episode.say("19", first, f"No {number}.", verdict="correct")
-    rows = {
-        told: say(replace(episode.trajectory(), trajectory_id=told), 0, feedback=told) for told in ("No 0.", "What?")
-    }
     # Of rows with several sequences a sixteenth is looked at, so that there must be many of them.
-    rows |= {f"{told} {n}": replace(row, trajectory_id=f"{told} {n}") for told, row in rows.items() for n in range(100)}
-    audited.add(list(rows.values()))
+    rows = [replace(episode.trajectory(), trajectory_id=f"{number}") for number in range(100)]
+    told = [say(row, 0, feedback=told) for row in rows for told in ("No 0.", "What?")]
+    audited.add([replace(row, trajectory_id=f"{row.turns[0].feedback} {row.trajectory_id}") for row in told])
     found = [name for name, _ in audited.run("template_drift")[1]]
     assert found
     assert all(name.startswith("What?") for name in found)
@@ -138,7 +127,7 @@ def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) ->
     named = [replace(row, trajectory_id=f"{row.trajectory_id}/{n % 2}", sample=n) for n, row in enumerate(ordered)]
     audited.add(named)
     rewrite_shard(audited.store, TRAJECTORIES, as_first_schema)
-    with audited.evidence(Audit()) as evidence:
+    with audited.evidence() as evidence:
         assert not evidence.intake.foreign
         found = evidence.database.all("select trajectory_id, turns, calls, branches from episodes order by 1")
         assert found == [(row.trajectory_id, len(row.turns), len(row.calls), 2 * bool(row.follows)) for row in named]

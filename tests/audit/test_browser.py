@@ -91,8 +91,7 @@ class Visit:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=look)
         context.set_default_timeout(1000 * PATIENCE_S)
         self.page: Page = context.new_page()
-        self.requests: list[str] = []
-        self.messages: list[str] = []
+        self.requests, self.messages = list[str](), list[str]()
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))

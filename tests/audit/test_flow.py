@@ -21,18 +21,12 @@ from tests.support.chain_helpers import key
 pytestmark = pytest.mark.usefixtures("prefect_api")
 
 
-@pytest.fixture
-def emitted(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """Records the events that are sent to Prefect."""
-    emit = Mock(wraps=prefect.events.emit_event)
-    monkeypatch.setattr(shell, "emit_event", emit)
-    return emit
-
-
 def test_a_real_run_is_clean_until_it_is_damaged(
-    overrides: list[str], tmp_path: Path, emitted: Mock, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run of the pipeline passes every check of integrity and tokens; a changed byte raises an alarm."""
+    emitted = Mock(wraps=prefect.events.emit_event)
+    monkeypatch.setattr(shell, "emit_event", emitted)
     math_mt_ppo("smoke", overrides)
     own = [override for override in overrides if override.startswith("storage.")]
     found = audit_trajectories(["smoke"], "smoke", own)

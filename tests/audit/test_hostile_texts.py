@@ -30,10 +30,9 @@ def printed_by(*command: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture
-def evil_store(store: Store) -> Store:
-    """A store whose manifests have hostile text in every text field."""
-    bad = EVIL + ENDLESS
+def test_commands_print_no_escapes(store: Store) -> None:
+    """Tables, lines and errors contain manifest texts or arguments, all made printable; JSON holds them unchanged."""
+    bad, root = EVIL + ENDLESS, ("--root", store.root)
     for number in range(2):
         with Draft(store, f"runs/r/checkpoints/{number:06d}", "checkpoint") as draft:
             path = draft.scratch / "data"
@@ -43,7 +42,12 @@ def evil_store(store: Store) -> Store:
             provenance = Provenance(config=config, prefect_run_id=bad)
             draft.commit(provenance, [f"runs/r/checkpoints/{number - 1:06d}"] if number else [], metrics)
     aliases.move(store, "best", "runs/r/checkpoints/000001", None, reason=bad)
-    return store
+    assert is_clean(call_program(storage_main, *root, "show", "--config", "best")[0])
+    assert is_clean(call_program(storage_main, *root, "show", f"no{EVIL}{ENDLESS}", status=1)[1])
+    assert is_clean(call_program(provenance_main, "--root", f"/nowhere{EVIL}{ENDLESS}", "impact", EVIL, status=1)[1])
+    printed, _ = call_program(storage_main, *root, "--json", "alias", "history", "best")
+    assert "\\u202e" in printed
+    assert ENDLESS in printed
 
 
 @pytest.mark.slow
@@ -52,17 +56,6 @@ def test_errors_of_flows_are_clean() -> None:
     printed = printed_by("-m", "flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")
     assert is_clean(printed)
     assert "smoke:\n  run.⟨U+001B⟩" in printed
-
-
-def test_commands_print_no_escapes(evil_store: Store) -> None:
-    """Tables, lines and errors contain manifest texts or arguments, all made printable; JSON holds them unchanged."""
-    root = ("--root", evil_store.root)
-    assert is_clean(call_program(storage_main, *root, "show", "--config", "best")[0])
-    assert is_clean(call_program(storage_main, *root, "show", f"no{EVIL}{ENDLESS}", status=1)[1])
-    assert is_clean(call_program(provenance_main, "--root", f"/nowhere{EVIL}{ENDLESS}", "impact", EVIL, status=1)[1])
-    printed, _ = call_program(storage_main, *root, "--json", "alias", "history", "best")
-    assert "\\u202e" in printed
-    assert ENDLESS in printed
 
 
 def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +31,7 @@ from tasks.score.verifier import Verifier
 from tests.support.audit_play import FEEDBACK, Play, checks_of, only
 from tests.support.chain_helpers import commit_rows
 from tests.support.chat_formats import FORMATS, chat_of
+from tests.support.problem_files import write_rows
 from tests.support.train_helpers import make_scores, make_trajectory
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "3 + 4 and 1 + 1?"}]
@@ -60,18 +59,14 @@ ROWS: dict[str, Any] = {"verl": VERL, "trl": TRL, "verifiers": VERIFIERS, "opena
 
 
 def write(path: Path, rows: Sequence[Any]) -> str:
-    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-    return str(path)
+    return str(write_rows(path, *rows))
 
 
 def imported(store: Store, *words: str, knobs: Sequence[str] = ()) -> dict[str, Any]:
     """Run the command; return what it prints as JSON."""
-    parser = Parser()
-    command.add_arguments(parser)
+    command.add_arguments(parser := Parser())
     given = argparse.Namespace(cache=store.path("cache"))
-    return dict(
-        command.run(store, parser.parse_args([*words, "--config", "demo", "score.workers=1", *knobs], given)).data
-    )
+    return dict(command.run(store, parser.parse_args([*words, "score.workers=1", *knobs], given)).data)
 
 
 def rows_of(store: Store, version: str) -> list[Any]:
@@ -275,9 +270,8 @@ SPOKEN = {
     "qwen3": (f"{HERMES}\n{HERMES}<|im_end|>", "<|im_end|>"),
     "llama": ('{"name": "add", "parameters": {"x": 1}}' * 2 + "<|eom_id|>", "<|eot_id|>"),
     "glm": (f"{GLM * 2}<|observation|>", "<|user|>"),
-    "single": ("", ""),  # refuses two calls
-    "opening": ("", ""),  # writes no calls
-    "harmony": ("", ""),  # has no end behind calls that the template tells
+    # They refuse two calls, write no calls, and have no end behind calls that the template tells.
+    **dict.fromkeys(("single", "opening", "harmony"), ("", "")),
 }
 
 
@@ -341,8 +335,7 @@ def test_nulls_of_arrow_are_no_arguments(tmp_path: Path) -> None:
         said = [{"id": "", "function": {"name": "add", "arguments": each}} for each in made]
         rows = [{"messages": [*ASKED, {"role": "assistant", "tool_calls": said}], "tools": [ADD], "reward": True}]
         rows += [{"messages": [*ASKED, ANSWER], "tools": [other]}]
-        pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / f"{number}.parquet")
-        (rollout, _), bad = command.read([str(path)], "messages", chat)
+        (rollout, _), bad = command.read([write(tmp_path / f"{number}.parquet", rows)], "messages", chat)
         assert (bad, rollout.tools) == ([], [ADD])
         text = str(chat.tokenizer.decode(rollout.turns[0].token_ids or []))
         learnt += [json.loads(part.partition("</tool_call>")[0])["arguments"] for part in text.split("<tool_call>")[1:]]
@@ -362,14 +355,13 @@ def test_thumbs_without_a_pair_are_rewards(given: dict[str, Any], reward: float)
 
 def test_bad_rows_are_named_with_their_lines(store: Store, tmp_path: Path) -> None:
     """Broken JSON, a NaN for a reward, wrong types and rows without an answer are left out; too many are refused."""
-    bad = ["{", "[1]", VERL | {"score": float("nan")}, VERL | {"output": None}, VERL | {"step": -1}]
+    bad = ["{", VERL | {"score": float("nan")}, VERL | {"output": None}, VERL | {"step": -1}]
     path = write(tmp_path / "a.jsonl", [VERL, *bad])
     options = (path, "--format=verl", "--name=mine")
-    with pytest.raises(ProblemError, match=r"5 of 6 rows are bad.*max_bad_share.*\n +line 2 of a.jsonl: not JSON"):
+    with pytest.raises(ProblemError, match=r"4 of 5 rows are bad.*max_bad_share.*\n +line 2 of a.jsonl: not JSON"):
         imported(store, *options)
     said = " ".join(imported(store, *options, knobs=["problems.max_bad_share=0.9"])["says"])
-    for words in ("line 3 of a.jsonl: a JSON list", "line 4 of a.jsonl: reward=nan: Input should be a finite number"):
-        assert words in said
+    assert "line 3 of a.jsonl: reward=nan: Input should be a finite number" in said
     (tmp_path / "not.parquet").write_text("PAR1")
     with pytest.raises(ProblemError, match=r"not.parquet cannot be read"):
         imported(store, str(tmp_path / "not.parquet"), "--format=trl", "--name=none")
@@ -382,7 +374,6 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
     """
 
     def written(file: str, *sums: int) -> str:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         asked = [[{"role": "user", "content": f"{n} + 4?"}, {"role": "assistant", "content": "7"}] for n in sums]
         return write(tmp_path / file, [{"messages": each} for each in asked for _ in range(4)])
 
@@ -403,10 +394,9 @@ def test_steps_and_models_of_different_files_are_kept_apart(tmp_path: Path) -> N
 
 def test_parquet_of_trl_has_rewards_but_no_gold_answers(store: Store, verifier: Verifier, tmp_path: Path) -> None:
     """Without gold answers the program's own rewards are the scores, and checks of gold answers are skipped."""
-    path = tmp_path / "completions_00005.parquet"
-    pq.write_table(pa.Table.from_pylist([TRL, TRL | {"right": 0.0}]), path)
+    path = write(tmp_path / "completions_00005.parquet", [TRL, TRL | {"right": 0.0}])
     elsewhere, options = Store(str(tmp_path / "elsewhere")), (f"storage.root={store.root}", "--format=trl")
-    ((version, scores, _),) = imported(elsewhere, *options, "--name=mine", str(path))["data_sets"]
+    ((version, scores, _),) = imported(elsewhere, *options, "--name=mine", path)["data_sets"]
     assert version == layout.trajectories("mine", 5)
     graded = list(datasets.rows(store, scores, tmp_path))
     assert [(each["verdict"], each["reward"]) for each in graded] == [("correct", 1.5), ("correct", 0.5)]

@@ -9,16 +9,15 @@ import pytest
 from configs.audit import Audit, Checks
 from storage import layout
 from storage.objects.store import Store
-from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
-from tasks.agents.chat import Chat
+from tasks.agents.chat import Chat, load_tokenizer
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tasks.audit.results import CheckResult
 from tasks.audit.run import audit
 from tasks.score.verifier import Verifier
-from tasks.tables.sets import select
+from tasks.tables.sets import Case, select
 from tests.support.audit_scene import Cast, Scene, commit_policy, compute_logprobs, set_scene, settings, spec_of, sums
-from tests.support.branching import Branching
+from tests.support.branching import Branching, with_branches
 from tests.support.planted_faults import FAULTS, GROUPS, Fault, answered, boxed, calculation, callers, gold, replayed
 
 pytestmark = pytest.mark.slow
@@ -41,8 +40,9 @@ class Planted:
 
 def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
-    problems = [*sums(CLEAN_GROUPS + GROUPS * len(FAULTS)), *sums(HELD_OUT, "held-out")]
-    cast = _cast(store, problems, policies)
+    problems, chat = sums(CLEAN_GROUPS + GROUPS * len(FAULTS)), Chat(load_tokenizer(policies[0].model))
+    versions = [commit_policy(store, settings(CLEAN), each.number, each.model, each.canary) for each in policies]
+    cast = Cast(store, chat, problems, list(policies), versions, sums(HELD_OUT, "held-out"))
     scenes = [set_scene(cast, settings(CLEAN), range(CLEAN_GROUPS), (0, 1))]
     for number, fault in enumerate(FAULTS):
         begin = CLEAN_GROUPS + GROUPS * number
@@ -57,16 +57,6 @@ def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
     return [_commit(*each) for each in zip(others, FAULTS, expected, strict=True)]
 
 
-def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoint]) -> Cast:
-    from transformers import AutoTokenizer
-
-    chat = Chat(AutoTokenizer.from_pretrained(policies[0].model))
-    config = settings(CLEAN)
-    versions = [commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
-    held_out = list(range(len(problems) - HELD_OUT, len(problems)))
-    return Cast(store, chat, list(problems), list(policies), versions, held_out)
-
-
 def _enrich(scene: Scene) -> None:
     """Make some answers long, repeat some right ones, let some episodes call a tool and branch; add an evaluation."""
     for row in [row for row in scene.rows if answered(row) and row.sample == 5]:
@@ -75,31 +65,17 @@ def _enrich(scene: Scene) -> None:
         scene.replay(row, f"First I add the tens, then the ones: {row.turns[0].text}")
     replayed(callers, "{right}", calls=calculation)(scene)
     for row in [row for row in scene.rows if row.turns and row.sample == 8]:
-        scene.record(row, _with_branches(scene.cast, row))
+        episode = Branching(scene.cast.chat, spec_of(row), row.policy_version)
+        scene.record(row, with_branches(episode, gold(row)))
     scene.evaluated = scene.cast.held_out
-
-
-def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
-    """Play an episode that asks a helper, goes two ways after an answer, and shortens its history."""
-    episode = Branching(cast.chat, spec_of(row), row.policy_version)
-    first = episode.say(boxed(gold(row) + 1), told=row.prompt, verdict="wrong")
-    episode.say("It has 2 digits.", told="How long is the answer?")
-    right, *_ = [episode.say(boxed(gold(row)), first, text, verdict="correct") for text in ("Try again.", "Once more.")]
-    episode.say(boxed(gold(row)), right, "Is that so?", verdict="correct", rewritten=True)
-    return episode.trajectory()
 
 
 def _commit(scene: Scene, fault: Fault, expected: set[str]) -> Planted:
     scene.commit()
     if fault.damage:
         expected |= set(fault.damage(scene))
-    sizes = {
-        "trajectory": len(scene.rows),
-        "call": max(1, sum(len(row.calls) for row in scene.rows)),
-        "turn": sum(len(row.turns) for row in scene.rows),
-        "group": GROUPS,
-        "problem": GROUPS,
-    }
+    calls, turns = (sum(len(getattr(row, unit)) for row in scene.rows) for unit in ("calls", "turns"))
+    sizes = {"trajectory": len(scene.rows), "call": max(1, calls), "turn": turns, "group": GROUPS, "problem": GROUPS}
     return Planted(fault, expected, {problem.problem_id for problem in scene.problems}, sizes)
 
 
@@ -139,7 +115,6 @@ def clean(store: Store, planted: dict[str, Planted], verifier: Verifier) -> dict
 def test_every_check_has_a_fault() -> None:
     """A check without a planted fault might find nothing at all."""
     assert {fault.check for fault in FAULTS} == set(Checks.model_fields)
-    assert len(set(NAMES)) == len(FAULTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -149,14 +124,12 @@ def test_a_planted_fault_is_found(
     """The check raises an alarm, and its cases include every planted row; no other check is alarmed without cause."""
     one, checks, false_alarms = planted[name], found[name], dict[str, int]()
     fault = one.fault
-    cases = {
-        check.name: [
-            case.id
-            for case in check.examples  # cases of several data sets are matched by the run's problems
-            if (layout.run_of(case.data_set) == name if case.data_set else case.id in one.problems)
-        ]
-        for check in checks.values()
-    }
+
+    def is_of_run(case: Case) -> bool:
+        """Cases of several data sets are matched by the run's problems."""
+        return layout.run_of(case.data_set) == name if case.data_set else case.id in one.problems
+
+    cases = {check.name: [case.id for case in check.examples if is_of_run(case)] for check in checks.values()}
     for check in checks.values():  # a check of shares has cases in every data set, so the share counts
         is_share = 0 < check.threshold < 1 and check.unit in one.sizes
         value = len(cases[check.name]) / (one.sizes[check.unit] if is_share else 1)

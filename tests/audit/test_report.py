@@ -4,7 +4,7 @@ import base64
 import hashlib
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -25,7 +25,7 @@ from tasks.tables.sets import Case
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
 SHOWN = [
     "<script>alert(1)</script>",
-    "[click](javascript:alert(1))",
+    "[a](javascript:alert(1))",
     "<img src=x>",
     r"\frac{1}{2} $x^2$",
     "{{ 7 * 7 }}",
@@ -47,14 +47,9 @@ def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET) -> Case:
 
 
 def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
-    version = f"runs/{run}/trajectories/{iteration:06d}"
-    success: list[float | None] = [0.5 + iteration / 1000, 0.3]
-    known = SetNumbers(
-        *(version, run, iteration, 512, 1000, 6000, success),
-        *(0.6, 0.3, None, 5.9),  # any turn, fixed, broken, tokens of an answer
-        *(0.0, 0.0, 0.001, 0.1, 0.0, -0.17),
-    )
-    return replace(known, **others)
+    version, success = f"runs/{run}/trajectories/{iteration:06d}", [0.5 + iteration / 1000, 0.3]
+    shares = 0.6, 0.3, None, 5.9, 0.0, 0.0, 0.001, 0.1, 0.0, -0.17  # any turn, fixed, broken, tokens of an answer …
+    return replace(SetNumbers(version, run, iteration, 512, 1000, 6000, [*success], *shares), **others)
 
 
 def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[Histogram] | None = None) -> AuditResult:
@@ -66,11 +61,9 @@ def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call
     known: dict[str, Any] = {"verdict": "wrong", "environment_verdict": "wrong", "verdict_reason": ""}
     known |= {"finish_reason": "stop", "reward": 0.0, "earned": 0.0, "parts": None, "tokens": 7, "graded": True}
     known |= {"beyond_calls": feedback, "calls": ()}
-    turns = [known | {"turn": n, "follows": n - 1, "text": text, "given": text} for n, text in enumerate(texts)]
-    turns = [turn | {"extracted": turn["text"][:20]} for turn in turns]
-    turns[0]["calls"] = calls
-    if feedback == "\n".join(call.output for call in calls):
-        turns[0]["beyond_calls"] = ""
+    of_turns = [{"turn": n, "follows": n - 1, "text": text, "given": text} for n, text in enumerate(texts)]
+    turns = [known | turn | {"extracted": texts[0][:20]} for turn in of_turns]
+    turns[0] |= {"calls": calls, "beyond_calls": "" if [feedback] == [call.output for call in calls] else feedback}
     row: Conversation = {"row": 0, "trajectory_id": id_, "data_set": SET, "problem_id": EVIL, "sample": 0}
     row |= {"status": "completed", "reason": "", "policy_version": 0, "solutions": ["19", EVIL]}
     return row | {"prompt": f"What is 12 + 7? {texts[0]}", "turns": turns}
@@ -85,7 +78,7 @@ class Page(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str, str]] = []
+        self.attributes: dict[str, list[str]] = defaultdict(list)
         self.scripts: list[str] = []
         self.text = ""
         self._inside = ""
@@ -94,7 +87,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        for name, value in attrs:
+            self.attributes[name].append(value or "")
         self._inside = tag
         if tag == "script":
             self.scripts.append("")
@@ -107,9 +101,6 @@ class Page(HTMLParser):
             self.scripts[-1] += data
         elif self._inside != "style":
             self.text += data
-
-    def values(self, name: str) -> list[str]:
-        return [value for _, attribute, value in self.attributes if attribute == name]
 
 
 def test_hostile_text_stays_text() -> None:
@@ -124,9 +115,9 @@ def test_hostile_text_stays_text() -> None:
     for text in (*SHOWN, EVIL):
         assert text in page.text
     assert page.tags["script"] == 2
-    assert page.tags["img"] == len([src for src in page.values("src") if src.startswith(PICTURE)])
-    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
-    assert not [value for value in page.values("href") if not value.startswith(("#", "data:"))]
+    assert page.tags["img"] == len([src for src in page.attributes["src"] if src.startswith(PICTURE)])
+    assert not [name for name in page.attributes if name.startswith("on")]
+    assert not [value for value in page.attributes["href"] if not value.startswith(("#", "data:"))]
 
 
 def test_hidden_characters_are_spelled_out() -> None:
@@ -145,13 +136,11 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
     page = Page(html)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
-    assert page.values("content")[0] == (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    allowed = f"style-src 'unsafe-inline'; img-src data:; script-src {scripts}; base-uri 'none'; form-action 'none'"
+    assert page.attributes["content"][0] == f"default-src 'none'; {allowed}"
     without_namespaces = re.sub(r' xmlns="[^"]*"', "", html)  # of pictures in a style sheet; nothing loads them
     assert set(re.findall(r"\w+://", without_namespaces)) == {"s3://"}  # the address of the store
-    assert all(src.startswith(PICTURE) for src in page.values("src"))
+    assert all(src.startswith(PICTURE) for src in page.attributes["src"])
     assert "@import" not in html
     assert not re.search(r"url\((?!#|'data:)", html)
 
@@ -163,9 +152,9 @@ def test_every_number_of_cases_leads_to_them() -> None:
     checks = [check(f"check_{verdict}", verdict, cases=1234, examples=examples) for verdict in verdicts]
     html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
     page = Page(html)
-    ids = page.values("id")
+    ids = page.attributes["id"]
     assert len(ids) == len(set(ids))
-    targets = {value[1:] for value in page.values("href") if value.startswith("#")}
+    targets = {value[1:] for value in page.attributes["href"] if value.startswith("#")}
     assert targets <= set(ids)
     for verdict in verdicts:
         assert {f"check-check_{verdict}", f"examples-check_{verdict}"} <= targets
@@ -183,14 +172,11 @@ def test_missing_values_are_dashes_and_sort_last() -> None:
     sets = [numbers(0, success=[None], any_turn=None), numbers(1, logprob=math.nan, staleness=math.inf)]
     skipped = result([check("loops", "skipped", says="there is no row")], sets)
     page = Page(html := render(skipped, {}, COMMAND))
-    assert "SKIPPED: 1 check skipped" in page.text
-    assert "No check could run" in page.text
-    assert "there is no row" in page.text
+    for words in ("SKIPPED: 1 check skipped", "No check could run", "there is no row"):
+        assert words in page.text
     assert "None" not in page.text
-    assert f'<td class="num" data-sort="">{wording.MISSING}</td>' in html
-    assert '<td class="num" data-sort="Infinity">inf</td>' in html
-    assert '<td class="num" data-sort="">nan</td>' in html
-    assert 'data-sort="0.501">50.1%</td>' in html
+    for key, shown in (("", wording.MISSING), ("Infinity", "inf"), ("", "nan"), ("0.501", "50.1%")):
+        assert f'<td class="num" data-sort="{key}">{shown}</td>' in html
 
 
 def test_plots_are_pictures_of_their_own() -> None:
@@ -249,10 +235,8 @@ def test_the_calls_of_a_case_are_shown() -> None:
 def test_the_summary_interprets_nothing() -> None:
     """The summary shows the same text as Markdown, without a tag, link or image that comes from data."""
     tricky = "1. # [a](javascript:b) ![i](x) <b>bold</b> *em* `x` | &amp; <https://e.example> www.e.example a@e.example"
-    checks = [
-        check("loops", "fail", value=2.0, cases=2, says=tricky, examples=[case(EVIL)]),
-        check("failed", "skipped", says=tricky),
-    ]
+    checks = [check("loops", "fail", value=2.0, cases=2, says=tricky, examples=[case(EVIL)])]
+    checks += [check("failed", "skipped", says=tricky)]
     text = summary(replace(result(checks, []), store="x`](javascript:y)` <i>"))
     page = Page(MarkdownIt("commonmark").render(text))
     assert set(page.tags) == {"h1", "p", "ul", "li", "strong"}

@@ -1,8 +1,8 @@
 import pytest
 
-from tasks.audit.checks.verdicts import Opinion, compare, opinion, stated
+from tasks.audit.checks.verdicts import compare, opinion, stated
 
-RIGHT = [
+RIGHT = [  # pairs of answer and gold
     (r"\dfrac{1}{2}", "0.5"), (r"\frac12", "1/2"), (r"2\frac{1}{3}", "7/3"), ("2 1/3", r"\frac{7}{3}"),
     ("1,000", "1000"), (r"1{,}234.50", "1234.5"), (r"\$18.90", "18.9"), ("50%", "0.5"), (r"90^\circ", "90"),
     ("72 dollars", "72"), ("x=5", "5"), ("\u22123", "-3"), ("(1, 2)", r"\left(1,2\right)"),
@@ -19,17 +19,10 @@ CANNOT_SAY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "expected"),
-    [
-        (*pair, expected)
-        for expected, pairs in (("right", RIGHT), ("wrong", WRONG), ("cannot say", CANNOT_SAY))
-        for pair in pairs
-    ],
-)
-def test_compares_answers(answer: str, gold: str, expected: Opinion) -> None:
-    assert compare(answer, gold) == expected
-    assert compare(gold, answer) == expected
+@pytest.mark.parametrize(("answer", "gold"), [*RIGHT, *WRONG, *CANNOT_SAY])
+def test_compares_answers(answer: str, gold: str) -> None:
+    expected = "right" if (answer, gold) in RIGHT else "wrong" if (answer, gold) in WRONG else "cannot say"
+    assert compare(answer, gold) == compare(gold, answer) == expected
 
 
 def test_any_solution_counts_and_wrong_needs_all() -> None:

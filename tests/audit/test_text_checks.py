@@ -1,17 +1,16 @@
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from tasks.audit.checks import SkippedError, all_checks, integrity
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import TEXTS, Audited, Play, say, scored
+from tests.support.audit_play import SUM, TEXTS, Audited, Play, scored
+from tests.support.audit_scene import say
 from tests.support.chain_helpers import FIRST, PROBLEMS
 from tests.support.train_helpers import make_trajectory, tiny_model
 
@@ -26,29 +25,25 @@ def test_text_differs(audited: Audited, play: Play) -> None:
     assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
 
 
+SUMS = [Problem(f"{number}", f"{number} + 1?", [f"{number + 1}"]) for number in range(5)]
+
+
 @pytest.mark.parametrize(
-    ("rows", "names"),
+    ("answers", "said", "problems", "names"),
     [
-        (lambda play: [play("a", "18", "19")], []),
-        (lambda play: [play("a", "18", before="The answer is 19. ")], ["12+7"]),  # in the tokens only
-        (lambda play: [play("a", "18", "19", feedback="No, it is 19.")], ["a"]),
-        (lambda play: [play("a", "19", "19", feedback="No, not 19.")], []),
-        (
-            lambda play: [  # an example that all prompts share is no leak, even if it fits one problem
-                play(f"{n}", "0", before="1 + 2? The answer is 3. ", problem=Problem(f"{n}", f"{n} + 1?", [f"{n + 1}"]))
-                for n in range(5)
-            ],
-            [],
-        ),
+        (["18", "19"], {}, [SUM], []),
+        (["18"], {"before": "The answer is 19. "}, [SUM], ["12+7"]),  # in the tokens only
+        (["18", "19"], {"feedback": "No, it is 19."}, [SUM], ["a"]),
+        (["19", "19"], {"feedback": "No, not 19."}, [SUM], []),
+        (["0"], {"before": "1 + 2? The answer is 3. "}, SUMS, []),  # an example that all prompts share, and fits one
     ],
 )
 def test_leaked_answers(
-    audited: Audited, play: Play, rows: Callable[[Play], list[Trajectory]], names: list[str]
+    audited: Audited, play: Play, answers: list[str], said: dict[str, str], problems: list[Problem], names: list[str]
 ) -> None:
-    audited.add(rows(play))
+    audited.add([play("a" * number, *answers, problem=of, **said) for number, of in enumerate(problems, 1)])
     measured, found = audited.run("leaked_answers")
-    assert [name for name, _ in found] == names
-    assert measured.value == len(names)
+    assert (measured.value, [name for name, _ in found]) == (len(names), names)
 
 
 @pytest.mark.parametrize("check", TEXTS)
@@ -103,7 +98,7 @@ def test_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -
     """Checks that need a tokenizer or weights are skipped."""
     audited = Audited(store, tmp_path, verifier)
     audited.add([make_trajectory("t0", [[7, 8]])], parents=[PROBLEMS])
-    with audited.evidence(Audit()) as evidence:
+    with audited.evidence() as evidence:
         for check in ("text_differs", "template_drift"):
             with pytest.raises(SkippedError, match="the data sets lack a tokenizer, as no checkpoint"):
                 evidence.left_out(all_checks()[check].needs)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from configs.audit import Audit
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.audit.checks import SkippedError, all_checks
@@ -66,13 +65,7 @@ def test_repeated_calls_are_those_of_one_conversation(audited: Audited, play: Pl
     assert found == [("loop", "it calls calculator 3 times with the arguments {}")]
 
 
-def problems(count: int) -> list[Problem]:
-    return [
-        Problem(str(number), f"What is {number} + {number}?", [str(2 * number)]) for number in range(50, 50 + count)
-    ]
-
-
-Says = Callable[[Problem], Sequence[Call]]
+PROBLEMS = [Problem(f"{number}", f"What is {number} + {number}?", [f"{2 * number}"]) for number in range(50, 54)]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +79,11 @@ Says = Callable[[Problem], Sequence[Call]]
         (lambda _: [call("Example: the answer is 100.", '{"q": "help"}')], False),  # right once, by chance
     ],
 )
-def test_leaks_of_tools(audited: Audited, play: Play, calls: Says, leaks: bool) -> None:
+def test_leaks_of_tools(audited: Audited, play: Play, calls: Callable[[Problem], Sequence[Call]], leaks: bool) -> None:
     """Outputs that give gold answers away are told from those that tools computed."""
-    audited.add([called(play, each.problem_id, *calls(each), problem=each, answer="?") for each in problems(4)])
+    audited.add([called(play, each.problem_id, *calls(each), problem=each, answer="?") for each in PROBLEMS])
     measured, found = audited.run("leaked_by_tool")
-    assert [name for name, _ in found] == ([each.problem_id for each in problems(4)] if leaks else [])
+    assert [name for name, _ in found] == ([each.problem_id for each in PROBLEMS] if leaks else [])
     assert measured.value == len(found)
 
 
@@ -107,7 +100,7 @@ def test_without_calls_checks_of_tools_say_so(audited: Audited, play: Play) -> N
     audited.add([play("a", "18", "19")])
     needs = [check.needs for check in all_checks().values() if "calls" in check.needs.split()]
     assert len(needs) == 6
-    with audited.evidence(Audit()) as evidence:
+    with audited.evidence() as evidence:
         for each in needs:
             with pytest.raises(SkippedError, match="no turn calls a tool"):
                 evidence.left_out(each)

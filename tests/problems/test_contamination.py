@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.problems import FileSource
 from storage.records import Problem
-from tasks.problems import load_problems
 from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, find_overlaps
+from tests.support.problem_files import load_file
 
 STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 
@@ -65,29 +64,20 @@ def test_other_problems_with_like_words(left: str, right: str) -> None:
     assert kinds(left, right) == kinds(right, left) == []
 
 
-def test_thirteen_tokens_in_a_row() -> None:
-    """The result shows the shared passage."""
-    assert GRAM == 13
-    found = find_overlaps([problem(STORY + " How many?")], {"set": [problem("Once " + STORY, "9")]})
-    assert found == [
-        Overlap("train", "set", "9", "13-gram", "natalia sold clips to 48 of her friends in april and then she")
-    ]
-
-
 def test_each_set_reports_a_problem_once() -> None:
     """A set reports a problem once: an equal prompt before a passage, and the first match of the set.
 
-    The results have the order of the training set.
+    The results have the order of the training set, and show the shared passage.
     """
     train = [problem("What is 1 + 1?", "short"), problem(STORY, "long"), problem("Other words", "free")]
     sets = {
         "one": [problem(STORY + " Why?", "a"), problem(STORY.upper(), "b"), problem(STORY, "c")],
         "two": [problem("Now: " + STORY, "d"), problem("what is 1+1", "e"), problem("Then: " + STORY, "f")],
     }
-    assert [(found.problem_id, found.set_name, found.other_id, found.kind) for found in find_overlaps(train, sets)] == [
-        ("short", "two", "e", "exact"),
-        ("long", "one", "b", "exact"),
-        ("long", "two", "d", "13-gram"),
+    assert find_overlaps(train, sets) == [
+        Overlap("short", "two", "e", "exact", "What is 1 + 1?"),
+        Overlap("long", "one", "b", "exact", STORY),
+        Overlap("long", "two", "d", "13-gram", "natalia sold clips to 48 of her friends in april and then she"),
     ]
 
 
@@ -111,23 +101,15 @@ def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
 
     Every row of the real data sets is usable.
     """
-
-    def load(file: str) -> list[Problem]:
-        preset = "gsm8k" if file.startswith("gsm8k") else "math"
-        source = FileSource.model_validate({"kind": "jsonl", "path": str(data_folder / file), "preset": preset})
-        return load_problems(source, 0.0).problems
-
-    sets = {"gsm8k-test": load("gsm8k/test.jsonl"), "math-500": load("math_500/test.jsonl")}
-    train = load("gsm8k/train.jsonl")
-    assert [len(problems) for problems in (train, *sets.values())] == [7473, 1319, 500]
-    found = find_overlaps(train, sets)
-    assert [(overlap.problem_id, overlap.other_id, overlap.kind) for overlap in found] == [
-        ("000021", "000633", "13-gram"),
-        ("000407", "000582", "13-gram"),
-        ("001315", "000603", "13-gram"),
-        ("005163", "000603", "13-gram"),
-    ]
-    assert {overlap.set_name for overlap in found} == {"gsm8k-test"}
+    files = {"gsm8k/train": "gsm8k", "gsm8k/test": "gsm8k", "math_500/test": "math"}
+    sets = {
+        name: load_file(data_folder / f"{name}.jsonl", 0.0, preset=preset).problems for name, preset in files.items()
+    }
+    assert [len(problems) for problems in sets.values()] == [7473, 1319, 500]
+    found = find_overlaps(sets.pop("gsm8k/train"), sets)
+    repeated = [("000021", "000633"), ("000407", "000582"), ("001315", "000603"), ("005163", "000603")]
+    assert [(overlap.problem_id, overlap.other_id) for overlap in found] == repeated
+    assert {(overlap.set_name, overlap.kind) for overlap in found} == {("gsm8k/test", "13-gram")}
 
 
 def test_an_instruction_that_all_share_gives_no_problem_away() -> None:

@@ -13,7 +13,6 @@ from flows.rollout import rollout
 from flows.run.workspace import open_leased
 from storage import layout
 from storage.errors import StorageError
-from storage.logs import catalog
 from storage.maintenance import gc as garbage
 from storage.maintenance.gc import Rules
 from storage.maintenance.verify import check_logs, verify
@@ -21,16 +20,11 @@ from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
-from tasks.problems.exclusions import (
-    Excluded,
-    commit_exclusions,
-    exclusions_version,
-    left_of,
-    read_exclusions,
-    set_aside,
-)
+from tasks.problems import exclusions
+from tasks.problems.exclusions import Excluded, commit_exclusions, left_of, read_exclusions, set_aside
 from tasks.problems.problem_set import key
 from tasks.provenance.questions import impact, propose_ids, propose_problem, training_data
+from tests.support.chain_helpers import commit_text
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -41,7 +35,7 @@ UNSEEN = Problem("7", "What is 7 + 7?", ["15"])
 
 @pytest.fixture
 def family(tmp_path: Path) -> Place:
-    return two_runs(Place(Store(str(tmp_path / "store")), tmp_path / "model"))
+    return two_runs(Place(Store(str(tmp_path / "store"))))
 
 
 def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:
@@ -52,7 +46,7 @@ def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp
     proposal = propose_problem(family.store, key(ONE), tmp_path, WHY)
     version = commit_exclusions(family.store, proposal.rows)
     assert commit_exclusions(family.store, proposal.rows[::-1]) == version
-    assert exclusions_version([replace(row, reason="other") for row in proposal.rows]) != version
+    assert exclusions.exclusions_version([replace(row, reason="other") for row in proposal.rows]) != version
     with pytest.raises(ValueError, match="at least one row"):
         commit_exclusions(family.store, [])
     rows = [Exclusion(**row) for row in datasets.rows(family.store, version, tmp_path)]
@@ -73,10 +67,8 @@ def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp
 def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -> None:
     """Excluded trajectories keep their problems; unknown ids are an error and nothing is committed."""
     rows = propose_ids(family.store, ["b/000000/1/1", "a/000000/2/0", "b/000000/1/1"], tmp_path, WHY).rows
-    assert [(row.trajectory_id, row.problem_key) for row in rows] == [
-        ("a/000000/2/0", key(TWO)),
-        ("b/000000/1/1", key(OTHER)),
-    ]
+    keys = {"a/000000/2/0": key(TWO), "b/000000/1/1": key(OTHER)}
+    assert [(row.trajectory_id, row.problem_key) for row in rows] == [*keys.items()]
     excluded = read_exclusions(family.store, [commit_exclusions(family.store, rows)], tmp_path)
     assert excluded.problems == frozenset()
     assert left_of([ONE, TWO], excluded) == [ONE, TWO]
@@ -116,9 +108,8 @@ def test_a_game_is_excluded_without_the_others_of_its_prompt(family: Place, tmp_
         left_of(games[:1], Excluded(problems=frozenset([key(games[0])])))
     older = Excluded(problems=frozenset([key(Problem("", "Win.", []))]))
     assert [older.has_problem(game) for game in games] == [True, True]
-    assert [use["checkpoint"] for use in impact(family.store, key(games[1]), tmp_path).uses] == [
-        layout.checkpoint("games", 1)
-    ]
+    (use,) = impact(family.store, key(games[1]), tmp_path).uses
+    assert use["checkpoint"] == layout.checkpoint("games", 1)
 
 
 def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Path) -> None:
@@ -155,20 +146,19 @@ def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_pat
     family.play("d", 1, both, Played(TWO))
     family.train("d", 1, last)
     family.begin("e")
-    family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
+    commit_text(family.store, layout.checkpoint("e", 1), layout.trajectories("d", 0), last)
 
-    for problem, trained in ((key(ONE), {"d/1": 0, "e/1": 1}), ("2", {"d/1": 2, "d/2": 1, "e/1": 1})):
-        uses = [use for use in impact(family.store, problem, tmp_path).uses if use["run"] in ("d", "e")]
-        assert {use["checkpoint"]: use["trained"] for use in uses} == {
-            layout.checkpoint(name[0], int(name[2])): count for name, count in trained.items()
-        }
+    names = [layout.checkpoint(*of) for of in (("d", 1), ("d", 2), ("e", 1))]
+    for problem, trained in ((key(ONE), [0, None, 1]), ("2", [2, 1, 1])):
+        uses = {use["checkpoint"]: use["trained"] for use in impact(family.store, problem, tmp_path).uses}
+        assert [uses.get(name) for name in names] == trained
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
     assert {row["prompt"]: row["trained"] for row in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     """gc keeps every exclusion under any rule, but deletes the leftovers of failed attempts."""
-    family = two_runs(Place(store, tmp_path / "model"))
+    two_runs(Place(store))
     version = commit_exclusions(store, propose_problem(store, "2", tmp_path, WHY).rows)
     with Draft(store, version, "exclusions") as draft:
         datasets.write_rows(draft, EXCLUSION_SCHEMA, [], 10)
@@ -182,10 +172,8 @@ def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     assert [found.path for of in collected if of.run is None for found in of.leftovers] == [dead]
     assert verify(store, [version], ancestors=False).findings == []
     assert read_exclusions(store, [version], tmp_path).problems == frozenset([key(TWO)])
-    assert [entry.version for entry in catalog.read_all(family.store) if entry.kind == "exclusions"] == [version]
     listed = check_logs(store)
-    assert version in listed.versions
-    assert listed.findings == []
+    assert (version in listed.versions, listed.findings) == (True, [])
 
 
 def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: Store, tmp_path: Path) -> None:
@@ -228,11 +216,10 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     store = Store(f"{tmp_path}/var")
     data_set = rollout("smoke", small, iteration=0)
     rows = list(datasets.trajectories(store, data_set, tmp_path))
-    unwanted, single = rows[0].problem_id, next(row for row in rows if row.problem_id != rows[0].problem_id)
-    versions = [
-        commit_exclusions(store, propose_problem(store, unwanted, tmp_path, WHY).rows),
-        commit_exclusions(store, propose_ids(store, [single.trajectory_id], tmp_path, WHY).rows),
-    ]
+    unwanted = rows[0].problem_id
+    single = next(row.trajectory_id for row in rows if row.problem_id != unwanted)
+    proposals = propose_problem(store, unwanted, tmp_path, WHY), propose_ids(store, [single], tmp_path, WHY)
+    versions = [commit_exclusions(store, proposal.rows) for proposal in proposals]
     math_mt_ppo("smoke", [*small, f"problems.exclusions=[{', '.join(versions)}]"])
     first, second = (manifests.read(store, layout.checkpoint("smoke", number)) for number in (1, 2))
     assert (first.metrics["trajectories"], first.metrics["trajectories/excluded"]) == (11, 5)

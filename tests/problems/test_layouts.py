@@ -5,15 +5,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from configs.problems import FileSource
 from storage.records import Problem
-from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
+from tasks.problems import BadRow, ProblemError, ProblemSet
 from tasks.problems.problem_set import RowError, Where
 from tasks.problems.rows import first_messages, solutions
+from tests.support.problem_files import load_file, write_rows
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -35,12 +33,7 @@ def verl_row(index: Any, question: str, gold: Any, **more: Any) -> dict[str, Any
 
 
 def load(tmp_path: Path, rows: list[Any], kind: str = "jsonl", **knobs: Any) -> ProblemSet:
-    path = tmp_path / f"rows.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_problems(FileSource.model_validate({"kind": kind, "path": str(path), **knobs}), 0.99)
+    return load_file(write_rows(tmp_path / f"rows.{kind}", *rows), kind=kind, **knobs)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

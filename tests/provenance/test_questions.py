@@ -1,9 +1,8 @@
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,7 +16,7 @@ from tasks.problems.problem_set import key
 from tasks.provenance.questions import impact, results, training_data
 from tasks.score.verdict import LIMIT_MET
 from tasks.train.samples import build_samples, within_staleness
-from tests.support.chain_helpers import commit_rows
+from tests.support.chain_helpers import commit_rows, commit_text
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -26,7 +25,7 @@ A = [layout.checkpoint("a", number) for number in range(4)]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(Store(str(tmp_path / "store")), tmp_path / "model")
+    return Place(Store(str(tmp_path / "store")))
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def family(place: Place) -> Place:
 
 def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None:
     """The questions are answered for any kind of store."""
-    place = Place(any_store, tmp_path / "model")
+    place = Place(any_store)
     place.begin("a")
     place.iterate("a", 0, place.problems(ONE), Played(ONE))
     assert [use["trained"] for use in impact(any_store, "1", tmp_path / "cache").uses] == [1]
@@ -50,10 +49,8 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
     """
     answer = impact(family.store, key(ONE), tmp_path)
     assert asdict(answer.problem) == {"key": key(ONE), "problem_ids": ["1"], "prompt": ONE.prompt, "solutions": ["2"]}
-    assert [(use["checkpoint"], use["iteration"], use["episodes"], use["trained"]) for use in answer.uses] == [
-        (A[2], 1, 3, 3),
-        (A[3], 2, 1, 0),
-    ]
+    uses = [(use["checkpoint"], use["iteration"], use["episodes"], use["trained"]) for use in answer.uses]
+    assert uses == [(A[2], 1, 3, 3), (A[3], 2, 1, 0)]
     assert answer.first == [
         {"run": "a", "checkpoint": A[2], "checkpoints": 2, "clean": A[1]},
         {"run": "c", "checkpoint": layout.checkpoint("c", 0), "checkpoints": 1, "clean": ""},
@@ -80,13 +77,9 @@ def test_a_problem_is_named_by_its_id_its_key_or_its_prompt(family: Place, tmp_p
     assert impact(family.store, ONE.prompt, tmp_path).problem.problem_ids == ["1", "z"]
 
 
-STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
-FAULTS: list[Fault] = ["", "policy", "set-up"]
-
-
 def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path: Path) -> None:
     """Status, fault, staleness and tokens decide as in the trainer. Older programs took other faults."""
-    cases = list(itertools.product(STATUSES, range(4), range(3), FAULTS))
+    cases = list(itertools.product(get_args(Status), range(4), range(3), get_args(Fault)))
     played = [Played(ONE, [1.0] * turns, status, version, fault) for status, version, turns, fault in cases]
     rows = [
         replace(make_trajectory(str(number), [[7, 8]] * turns, status=status, version=version), fault=fault)
@@ -94,15 +87,16 @@ def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
     samples = build_samples(rows, scores, Reward())
-    place.checkpoint(layout.checkpoint("r", 3), [], {})
+    commit_text(place.store, layout.checkpoint("r", 3))
     data_set, _ = place.play("r", 3, place.problems(ONE), *played)
     for lag in range(5):
         config = {"release": 1, "rollout": {"max_head_offpolicyness": lag}}
-        place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
+        commit_text(place.store, layout.checkpoint(f"lag{lag}", 4), data_set, config=config)
     found = [(use["run"], use["episodes"], use["trained"]) for use in impact(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
     assert (found[0][2], found[4][2]) == (10, 40)
-    place.checkpoint(layout.checkpoint("older", 4), [data_set], {"rollout": {"max_head_offpolicyness": 4}})
+    older = {"rollout": {"max_head_offpolicyness": 4}}
+    commit_text(place.store, layout.checkpoint("older", 4), data_set, config=older)
     assert [use["trained"] for use in impact(place.store, "1", tmp_path).uses if use["run"] == "older"] == [48]
 
 
@@ -112,7 +106,7 @@ def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> N
     An answer that met a limit was trained on.
     """
     place.begin("a")
-    place.checkpoint(layout.checkpoint("a", 1), [], {})
+    commit_text(place.store, layout.checkpoint("a", 1))
     problem_set, slow = place.problems(ONE), Played(ONE, timeout=f"{LIMIT_MET} 5 s of processor time")
     cut, _ = place.play("a", 0, problem_set, Played(ONE), Played(ONE, status="truncated"))
     failed = place.play("a", 1, problem_set, Played(ONE), slow, Played(ONE, timeout="no answer"))
@@ -126,12 +120,10 @@ def test_trajectories_that_an_update_left_out(place: Place, tmp_path: Path) -> N
         "after": ([*failed], {}, {"trajectories/failed_verdict": 1.0}),
     }
     for run, (parents, config, metrics) in updates.items():
-        place.checkpoint(layout.checkpoint(run, 1 + (parents != [cut])), parents, config, metrics)
-    uses = impact(place.store, "1", tmp_path).uses
-    assert {use["run"]: use["trained"] for use in uses} == {
-        **{"old": 2, "critic": 2, "group": 1, "new": 2},
-        **{"before": 3, "after": 2},
-    }
+        version = layout.checkpoint(run, 1 + (parents != [cut]))
+        commit_text(place.store, version, *parents, config=config, metrics=metrics)
+    trained = {use["run"]: use["trained"] for use in impact(place.store, "1", tmp_path).uses}
+    assert trained == {"old": 2, "critic": 2, "group": 1, "new": 2, "before": 3, "after": 2}
 
 
 def test_a_warm_start_of_an_older_program_is_doubtful(place: Place, tmp_path: Path) -> None:
@@ -165,24 +157,22 @@ def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
     assert first["clean"] == ""
 
 
-@pytest.mark.parametrize(
-    ("victim", "unknown"),
-    [
-        (lambda store: layout.manifest(A[2]), A[2]),
-        (lambda store: manifests.read(store, layout.trajectories("a", 1)).files[0].path, layout.trajectories("a", 1)),
-    ],
-    ids=["checkpoint", "rows"],
-)
-def test_damage_is_reported_and_skipped(
-    family: Place, tmp_path: Path, victim: Callable[[Store], str], unknown: str
-) -> None:
-    """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage."""
-    damaged = victim(family.store)
-    family.store.write(damaged, b"x" * family.store.size(damaged))
+def damage(store: Store, version: str) -> None:
+    """Change the first file of a data set, or the manifest of another version."""
+    path = layout.manifest(version) if version in A else manifests.read(store, version).files[0].path
+    store.write(path, b"damaged")
+
+
+@pytest.mark.parametrize(("damaged", "loaded"), [(A[2], 4), (layout.trajectories("a", 1), 1)])
+def test_damage_is_reported_and_skipped(family: Place, tmp_path: Path, damaged: str, loaded: int) -> None:
+    """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage.
+
+    The rows in the other files of a damaged data set are not loaded.
+    """
+    damage(family.store, damaged)
     answer = impact(family.store, key(ONE), tmp_path)
-    (found,) = answer.unknown
-    assert found == unknown
-    assert answer.unknown[found]
+    assert [version for version, why in answer.unknown.items() if why] == [damaged]
+    assert len(answer.trajectories) == loaded
     assert A[3] in {use["checkpoint"] for use in answer.uses}
     assert layout.checkpoint("c", 0) in {first["checkpoint"] for first in answer.first} | set(answer.doubtful)
 
@@ -265,19 +255,6 @@ def test_what_counts_for_the_curriculum_is_whole(family: Place, tmp_path: Path) 
     assert results(family.store, tmp_path, leave_out="a", most=64)[0] == {other: (2, 1)}
 
 
-def test_a_damaged_data_set_counts_in_no_part(family: Place, tmp_path: Path) -> None:
-    """It is named; the rows in its other files are not loaded."""
-    damage(family.store, layout.trajectories("a", 1))
-    answer = impact(family.store, key(ONE), tmp_path)
-    assert [row["trajectory_id"] for row in answer.trajectories] == ["a/000002/1/0"]
-    assert layout.trajectories("a", 1) in answer.unknown
-
-
-def damage(store: Store, version: str) -> None:
-    """Change the first file of a version."""
-    store.write(manifests.read(store, version).files[0].path, b"damaged")
-
-
 def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are cut, JSON is complete: there unknown versions have reasons, and trajectories run and iteration."""
     call = caller(family.store)
@@ -288,9 +265,7 @@ def test_commands_answer_people_and_scripts(family: Place, monkeypatch: pytest.M
     assert "policy.path=" in printed
     monkeypatch.setattr("tasks.provenance.__main__._MOST_ROWS", 1)
     assert "… and 1 more: --json" in call("training-data", A[3])
-    assert "means 2 different problems" in call("impact", "1", status=1)
     assert "was never committed" in call("training-data", "nobody", status=1)
-    assert "the following arguments are required: CHECKPOINT" in call("training-data", status=2)
     family.collect(scores := layout.scores("a", 1, "5c0e"))
     answer = json.loads(call("--json", "impact", key(ONE)))
     assert answer["uses"][0]["checkpoint"] == A[2]

@@ -27,8 +27,6 @@ from tests.support.train_helpers import make_trajectory
 
 FEEDBACK = "Your answer is wrong. Try again."
 SUM = Problem("12+7", "What is 12 + 7?", ["19"])
-Outcome = tuple[Measured, list[tuple[str, str]]]
-"""The measurement of a check, and (id, detail) of its cases."""
 
 TEXTS = {
     "secrets": [
@@ -97,28 +95,21 @@ class Audited:
         if scores:
             commit_rows(self.store, SCORES, "scores", list(scores), [TRAJECTORIES])
 
-    def run(self, check: str, **settings: Any) -> Outcome:
-        """Run a check; return its measurement and cases."""
-        with self.evidence(Audit(**settings)) as evidence:
+    def run(self, check: str) -> tuple[Measured, list[tuple[Any, ...]]]:
+        """Run a check; return its measurement, and (id, detail) of its cases."""
+        with self.evidence() as evidence:
             measured = all_checks()[check].run(evidence)
             query = "select id, detail from cases where check_name = ? order by all"
-            return measured, [(name, detail) for name, detail in evidence.database.all(query, check)]
+            return measured, evidence.database.all(query, check)
 
     @contextmanager
-    def evidence(self, settings: Audit) -> Iterator[AuditEvidence]:
-        data_sets = select(self.store, ["r"])
+    def evidence(self) -> Iterator[AuditEvidence]:
+        data_sets, settings = select(self.store, ["r"]), Audit()
         intake = fetch_data_sets(self.store, data_sets, self.folder)
         with open_database(data_sets, intake, settings) as database:
             evidence = AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
             add_functions(evidence)
             yield evidence
-
-
-def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
-    """Return `row` with other columns in one turn."""
-    turns = list(row.turns)
-    turns[turn] = dataclasses.replace(turns[turn], **columns)
-    return dataclasses.replace(row, turns=turns)
 
 
 def scored(row: Trajectory, *verdicts: VerdictName) -> list[Score]:

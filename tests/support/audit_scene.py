@@ -15,9 +15,10 @@ from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Call, Problem, Score, Trajectory
+from storage.version_names import version_of
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Provenance
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
 from tasks.agents.interface import EpisodeSpec
@@ -26,8 +27,7 @@ from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
 from tasks.problems import fingerprint
 from tasks.problems.generated import generate
-from tasks.score.scoring import scorer_fingerprint
-from tests.support.chain_helpers import commit_rows
+from tests.support.chain_helpers import commit_rows, commit_text
 from tests.support.train_helpers import make_trajectory
 
 GROUP = 16
@@ -66,34 +66,26 @@ def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
     """Commit a problem set if it is new; return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(store, version):
-        commit(store, version, "problems", problems, [], settings("problems"))
+        commit(store, version, problems, [], settings("problems"))
     return version
 
 
 def commit_policy(store: Store, config: Config, number: int, model: Path, canary: Canary) -> str:
     """Commit a checkpoint of the run `config.run.name`, and the run if it is new; return the checkpoint's version."""
     run, version = layout.run(config.run.name), layout.checkpoint(config.run.name, number)
+    known = config.model_dump(mode="json")
     if not manifests.committed(store, run):
-        with Draft(store, run, "run") as draft:
-            draft.commit(_provenance(config), [])
-    checkpoints.commit(store, version, model, None, canary, _provenance(config), [run], {})
+        commit_text(store, run, config=known)
+    checkpoints.commit(store, version, model, None, canary, Provenance(config=known), [run], {})
     return version
 
 
 def commit(
-    store: Store,
-    version: str,
-    kind: manifests.Kind,
-    rows: Sequence[Any],
-    parents: Sequence[str],
-    config: Config,
-    rows_per_shard: int = 25_000,
+    store: Store, version: str, rows: Sequence[Any], parents: Sequence[str], config: Config, shard: int = 25_000
 ) -> None:
-    commit_rows(store, version, kind, rows, parents, config=config.model_dump(mode="json"), shard=rows_per_shard)
-
-
-def _provenance(config: Config) -> Provenance:
-    return Provenance(config=config.model_dump(mode="json"))
+    known = version_of(version)
+    assert known
+    commit_rows(store, version, known.kind, rows, parents, config=config.model_dump(mode="json"), shard=shard)
 
 
 @dataclass
@@ -115,7 +107,7 @@ class Cast:
     problems: list[Problem]
     checkpoints: list[Checkpoint]
     policies: list[str]  # their versions in the store
-    held_out: list[int]  # indices of problems that no policy is trained on
+    held_out: list[Problem]  # on which no policy is trained
 
 
 @dataclass
@@ -127,7 +119,7 @@ class Scene:
     problems: list[Problem]
     problem_set: str  # version
     sets: list[Set] = field(default_factory=list)
-    evaluated: list[int] = field(default_factory=list)  # indices of the evaluation's problems; empty: no evaluation
+    evaluated: list[Problem] = field(default_factory=list)  # those of the evaluation; empty: no evaluation
     replayed: set[str] = field(default_factory=set)  # ids of rows whose logprobs are not computed yet
 
     @property
@@ -156,11 +148,6 @@ class Scene:
         rows[rows.index(row)] = changed
         return changed
 
-    def change_turn(self, row: Trajectory, number: int, **values: Any) -> Trajectory:
-        turns = list(row.turns)
-        turns[number] = replace(turns[number], **values)
-        return self.change(row, turns=turns)
-
     def change_problem(self, number: int, **values: Any) -> list[Trajectory]:
         """Change a problem in the problem set and in all rows of the first data set; return these rows."""
         self.problems[number] = replace(self.problems[number], **values)
@@ -183,7 +170,9 @@ class Scene:
         self.unscore(row)
         self._set_of(row).scores.extend(scores_of(replayed))
         self.replayed.add(row.trajectory_id)
-        return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
+        rows = self._set_of(row).rows
+        rows[rows.index(row)] = replayed
+        return replayed
 
     def _set_of(self, row: Trajectory) -> Set:
         return next(data_set for data_set in self.sets if data_set.iteration == row.iteration)
@@ -202,34 +191,13 @@ class Scene:
                 self.change(row, problem_set=problem_set)
             version = self.version(data_set.iteration)
             parents = [self.cast.policies[data_set.policy], problem_set]
-            shard = len(data_set.rows) // 2 + 1
-            commit(store, version, "trajectories", data_set.rows, parents, config, shard)
+            commit(store, version, data_set.rows, parents, config, len(data_set.rows) // 2 + 1)
             scores = layout.scores(self.name, data_set.iteration, "5c0e")
-            commit(store, scores, "scores", data_set.scores, [version], config)
-        if self.evaluated:
-            self._evaluate()
+            commit(store, scores, data_set.scores, [version], config)
+        if self.evaluated:  # only what it was on is of interest
+            version = layout.evaluation(layout.checkpoint(self.name, 0), "held-out", "greedy-0123456789ab")
+            commit(store, version, [], [commit_problems(store, self.evaluated)], config)
         self.problem_set = problem_set
-
-    def _evaluate(self) -> None:
-        """Commit an evaluation with one greedy episode of each problem, by a checkpoint of this run."""
-        cast, policy = self.cast, layout.checkpoint(self.name, 0)
-        store, checkpoint = cast.store, cast.checkpoints[0]
-        if not manifests.committed(store, policy):
-            commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
-        scene = set_scene(cast, self.config, self.evaluated, (0,), size=1)
-        compute_logprobs([scene])
-        rows = [replace(row, trajectory_id=f"evaluation/{row.trajectory_id}", policy=policy) for row in scene.rows]
-        version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
-        commit(store, version, "evaluation", rows, [policy, scene.problem_set], self.config)
-        scores = layout.evaluation_scores(version, scorer_fingerprint(self.config.score))
-        graded = [score for row in rows for score in scores_of(row)]
-        commit(store, scores, "scores", graded, [version], self.config)
-
-
-_REPLAYED = (
-    "status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts", "calls",
-    "ungraded", "follows",
-)  # fmt: skip
 
 
 def compute_logprobs(scenes: Sequence[Scene]) -> None:
@@ -256,6 +224,13 @@ def logprobs(model: Path, rows: Sequence[Trajectory]) -> list[list[float]]:
             column[np.array(row.action_mask)] = values
         columns.append(column.tolist())
     return columns
+
+
+def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
+    """Return `row` with other columns in one turn."""
+    turns = list(row.turns)
+    turns[turn] = replace(turns[turn], **columns)
+    return replace(row, turns=turns)
 
 
 def spec_of(row: Trajectory) -> EpisodeSpec:
@@ -313,19 +288,12 @@ def play(
 
 def scores_of(row: Trajectory) -> list[Score]:
     """Return the scores of a row as the score stage would make them."""
-    return [
-        Score(
-            trajectory_id=row.trajectory_id,
-            turn=number,
-            verdict="none" if number in row.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
-            success=turn.reward,
-            extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
-            solution=row.solutions[0],
-            reason="",
-            reward=turn.reward,
-        )
-        for number, turn in enumerate(row.turns)
-    ]
+    name, solution, scores = row.trajectory_id, row.solutions[0], list[Score]()
+    for number, turn in enumerate(row.turns):
+        verdict: Any = "none" if number in row.ungraded else turn.verdict
+        answer = extracted(turn.text) if turn.verdict in ("correct", "wrong") else ""
+        scores.append(Score(name, number, verdict, turn.reward, answer, solution, "", turn.reward))
+    return scores
 
 
 def draw(problem: Problem, rate: float, rng: np.random.Generator) -> list[str]:
@@ -344,13 +312,13 @@ def draw(problem: Problem, rate: float, rng: np.random.Generator) -> list[str]:
     return [first, first if rng.random() < 0.3 else answer(0.4)]
 
 
-def episodes(chat: Chat, name: str, problems: Sequence[Problem], size: int, known: dict[str, Any]) -> list[Trajectory]:
-    """Play `size` episodes of each problem, of which one solves it; `known` has columns that all rows share."""
+def episodes(chat: Chat, name: str, problems: Sequence[Problem], known: dict[str, Any]) -> list[Trajectory]:
+    """Play a group of each problem, of which one episode solves it; `known` has columns that all rows share."""
     rng, rows = np.random.default_rng(0), []
     for number, problem in enumerate(problems):
         rate = 0.3 + 0.5 * rng.random()
         of_problem = known | {"prompt": problem.prompt, "solutions": problem.solutions}
-        for sample in range(size):
+        for sample in range(GROUP):
             row = make_trajectory(f"{name}/{problem.problem_id}/{sample}", [], problem=problem.problem_id)
             row = replace(row, sample=sample, seed=10 * sample, unplayed_turns=0, **of_problem)
             answers = draw(problem, 1.0 if sample == number % GROUP else rate, rng)
@@ -358,7 +326,7 @@ def episodes(chat: Chat, name: str, problems: Sequence[Problem], size: int, know
     return rows
 
 
-def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int], size: int = GROUP) -> Scene:
+def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int]) -> Scene:
     """Make a run that plays these problems in each iteration; `policies` holds each iteration's policy version."""
     chosen = [cast.problems[index] for index in problems]
     problem_set = commit_problems(cast.store, chosen)
@@ -366,7 +334,7 @@ def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Seq
     for iteration, policy in enumerate(policies):
         known = {"run": scene.name, "iteration": iteration, "problem_set": problem_set}
         known |= {"policy": cast.policies[policy], "policy_version": policy, "sampling": '{"temperature": 1.0}'}
-        rows = episodes(cast.chat, f"{scene.name}/{iteration:06d}", chosen, size, known)
+        rows = episodes(cast.chat, f"{scene.name}/{iteration:06d}", chosen, known)
         scene.sets.append(Set(iteration, policy, rows, [score for row in rows for score in scores_of(row)]))
         scene.replayed.update(row.trajectory_id for row in rows)
     return scene
@@ -385,25 +353,18 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000) ->
     config, problems = settings(name), sums(rows_per_set // GROUP)
     tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])
     problem_set = commit_problems(store, problems)
-    played = episodes(Chat(tokenizer), name, problems, GROUP, {"run": name, "problem_set": problem_set})
+    played = episodes(Chat(tokenizer), name, problems, {"run": name, "problem_set": problem_set})
     with TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(folder)
         save_file({"nothing": np.zeros(1, np.float32)}, f"{folder}/model.safetensors")
         for iteration in range(-(-rows // rows_per_set)):
             policy = commit_policy(store, config, iteration, Path(folder), Canary([1, 2], [-1.0]))
-            made = [
-                replace(
-                    row,
-                    trajectory_id=f"{iteration:06d}/{row.trajectory_id}",
-                    versions=[iteration if sampled else -1 for sampled in row.action_mask],
-                    iteration=iteration,
-                    policy=policy,
-                    policy_version=iteration,
-                )
-                for row in played[: rows - iteration * rows_per_set]
-            ]
+            known: dict[str, Any] = {"iteration": iteration, "policy": policy, "policy_version": iteration}
+            ours = played[: rows - iteration * rows_per_set]
+            made = [replace(row, trajectory_id=f"{iteration:06d}/{row.trajectory_id}", **known) for row in ours]
+            made = [replace(row, versions=[iteration if acts else -1 for acts in row.action_mask]) for row in made]
             trajectories = layout.trajectories(name, iteration)
-            commit(store, trajectories, "trajectories", made, [policy, problem_set], config)
+            commit(store, trajectories, made, [policy, problem_set], config)
             scores = [score for row in made for score in scores_of(row)]
-            commit(store, layout.scores(name, iteration, "5c0e"), "scores", scores, [trajectories], config)
+            commit(store, layout.scores(name, iteration, "5c0e"), scores, [trajectories], config)

@@ -69,3 +69,16 @@ def begin(chat: Chat, name: str, problem: Problem, sample: int = 0) -> Branching
     """Begin an episode of a problem, with its own seeds for each sample."""
     row = replace(make_trajectory(name, [], problem=problem.problem_id), sample=sample, prompt=problem.prompt)
     return Branching(chat, EpisodeSpec(name, problem, 100 * sample, replace(row, solutions=problem.solutions)))
+
+
+def with_branches(episode: Branching, gold: int) -> Trajectory:
+    """Play an episode that asks a helper, goes two ways after a wrong answer, and rewrites the history of one of them.
+
+    Turns: the helper's (0), the conversation (1, 2), the branch (3), and the rewritten end (4).
+    """
+    wrong, right = (rf"\boxed{{{answer}}}" for answer in (gold + 1, gold))
+    first = episode.say(wrong, told=episode.spec.problem.prompt, verdict="wrong")
+    episode.say("It has 2 digits.", told="How long is the answer?")
+    one, _ = [episode.say(right, first, told, verdict="correct") for told in ("Try again.", "Once more.")]
+    episode.say(right, one, "Is that so?", verdict="correct", rewritten=True)
+    return episode.trajectory()

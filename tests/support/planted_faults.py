@@ -12,9 +12,10 @@ from typing import Any
 
 from configs.audit import Checks
 from storage import layout
+from storage.objects.store import Store
 from storage.records import Call, CallStatus, Trajectory
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
-from tests.support.audit_scene import Scene, grade, logprobs
+from tests.support.audit_scene import Scene, grade, logprobs, say
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
 GROUPS = 8  # in a run with a fault
@@ -81,16 +82,12 @@ def callers(scene: Scene) -> list[Trajectory]:
 
 
 right, wrong = chosen(answered), chosen(lambda row: answered(row, "wrong"))
-right_of_one = chosen(answered, groups=1)
+right_of_one, first_group = chosen(answered, groups=1), chosen(lambda row: bool(row.turns), groups=1)
 
 
 def every(number: int, remainder: int = 0) -> Where:
     """Choose rows by their sample that are right at once."""
     return chosen(lambda row: row.sample % number == remainder and answered(row))
-
-
-def has_turns(row: Trajectory) -> bool:
-    return bool(row.turns)
 
 
 def later(scene: Scene) -> list[Trajectory]:
@@ -115,16 +112,16 @@ def unnamed(where: Where) -> Where:
 
 def edited(where: Where = two_mistakes, **columns: Callable[[Trajectory], Any]) -> Plant:
     """Change columns of rows."""
-    return lambda scene: ids(
-        [scene.change(row, **{name: of(row) for name, of in columns.items()}) for row in where(scene)]
-    )
+
+    def plant(scene: Scene) -> Ids:
+        return ids(scene.change(row, **{name: of(row) for name, of in columns.items()}) for row in where(scene))
+
+    return plant
 
 
 def first_turn(where: Where, **columns: Callable[[Trajectory], Any]) -> Plant:
     """Change columns of first turns."""
-    return lambda scene: ids(
-        [scene.change_turn(row, 0, **{name: of(row) for name, of in columns.items()}) for row in where(scene)]
-    )
+    return edited(where, turns=lambda row: say(row, 0, **{name: of(row) for name, of in columns.items()}).turns)
 
 
 def texts(row: Trajectory) -> dict[str, str]:
@@ -201,12 +198,12 @@ def calculation(row: Trajectory, status: CallStatus = "answered", output: str = 
 # Faults that need more than a line
 
 
-def flip_byte(scene: Scene) -> Ids:
-    path = key(scene.cast.store, scene.version(0), SHARD)
-    data = bytearray(scene.cast.store.read(path))
+def flip_byte(store: Store, version: str, name: str = SHARD) -> str:
+    """Change a byte of a version's shard; return its path."""
+    data = bytearray(store.read(path := key(store, version, name)))
     data[len(data) // 2] ^= 1
-    scene.cast.store.write(path, bytes(data))
-    return [path]
+    store.write(path, bytes(data))
+    return path
 
 
 def raise_schema(scene: Scene) -> Ids:
@@ -302,7 +299,7 @@ def mistype_gold(scene: Scene) -> Ids:
 
 
 def evaluate_on_training(scene: Scene) -> Ids:
-    scene.evaluated = [scene.cast.problems.index(scene.problems[0]), *scene.cast.held_out]
+    scene.evaluated = [scene.problems[0], *scene.cast.held_out]
     return names(scene.group(0))
 
 
@@ -329,7 +326,7 @@ LONG = "First I add the tens, then the ones: {right}"
 
 _TABLE = [
     # A disk returned one wrong byte of a shard.
-    Fault("damaged_objects", damage=flip_byte),
+    Fault("damaged_objects", damage=lambda scene: [flip_byte(scene.cast.store, scene.version(0))]),
     # A newer version of this package wrote the rows.
     Fault("wrong_schema", damage=raise_schema, also=["broken_parents"]),
     # The problem set's manifest was written again after the rollout.
@@ -375,7 +372,7 @@ _TABLE = [
     # The engine answered all requests of a group with one sample.
     Fault("identical_answers", replayed(chosen(lambda _: True, groups=4), LONG, found=names)),
     # The seed was derived from the problem without the sample.
-    Fault("repeated_seeds", lambda scene: [*first_turn(chosen(has_turns, groups=1), seed=lambda _: 77)(scene)][1:]),
+    Fault("repeated_seeds", lambda scene: [*first_turn(first_group, seed=lambda _: 77)(scene)][1:]),
     # Long answers are right, so the policy will learn to write more.
     Fault("length_and_reward", replayed(right, LONG, found=data_set(0))),
     # `sampling.max_new_tokens` cuts many episodes.

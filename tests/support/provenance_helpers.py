@@ -1,8 +1,8 @@
 """Hand-made runs without model and engine, for tests of which policies were trained on which problems."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from storage import layout
@@ -10,12 +10,10 @@ from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, manifests
-from storage.versions.checkpoints import Canary
-from storage.versions.drafts import Draft, Provenance
+from storage.versions import manifests
 from tasks.problems import fingerprint
 from tasks.provenance.__main__ import main
-from tests.support.chain_helpers import commit_rows
+from tests.support.chain_helpers import commit_rows, commit_text
 from tests.support.programs import call_program
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -40,11 +38,6 @@ class Place:
     """A store, and methods that commit versions of hand-made runs to it."""
 
     store: Store
-    folder: Path  # takes the place of a model
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "config.json").write_text("{}")
 
     def problems(self, *problems: Problem) -> str:
         version = layout.problems(fingerprint(problems))
@@ -54,10 +47,8 @@ class Place:
 
     def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
         """Commit a run and its policy version 0; return the checkpoint's version."""
-        with Draft(self.store, layout.run(run), "run") as draft:
-            draft.commit(Provenance(config=config or {}), [])
-        parents = [layout.run(run), *([origin] if origin else [])]
-        return self.checkpoint(layout.checkpoint(run, 0), parents, config or {})
+        parents = [commit_text(self.store, layout.run(run), config=config), *([origin] if origin else [])]
+        return commit_text(self.store, layout.checkpoint(run, 0), *parents, config=config)
 
     def play(self, run: str, iteration: int, problem_set: str, *played: Played) -> tuple[str, str]:
         """Commit the trajectories of an iteration and their scores; return both versions."""
@@ -67,17 +58,15 @@ class Place:
             name = f"{run}/{iteration:06d}/{each.problem.problem_id}/{sample}"
             turns = [[7, 8]] * len(each.successes)
             version = iteration if each.version is None else each.version
-            row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
-            row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
-            row = replace(row, metadata=each.problem.metadata)
-            rows.append(replace(row, run=run, iteration=iteration, sample=sample, fault=each.fault))
+            row = make_trajectory(name, turns, status=each.status, version=version)
+            known = asdict(each.problem) | {"run": run, "iteration": iteration, "sample": sample, "fault": each.fault}
+            rows.append(replace(row, **known))
             scores_of = make_scores(name, *each.successes)
             if each.timeout is not None:
                 scores_of = [replace(score, verdict="timeout", reason=each.timeout) for score in scores_of]
             scored += scores_of
-        policy = layout.checkpoint(run, iteration)
-        parents = [policy, problem_set] if manifests.committed(self.store, policy) else [problem_set]  # an import
-        commit_rows(self.store, data_set, "trajectories", rows, parents, config={})
+        policies = filter(partial(manifests.committed, self.store), [layout.checkpoint(run, iteration)])
+        commit_rows(self.store, data_set, "trajectories", rows, [*policies, problem_set], config={})
         commit_rows(self.store, scores, "scores", scored, [data_set], config={})
         return data_set, scores
 
@@ -86,18 +75,11 @@ class Place:
         config = {"rollout": {"max_head_offpolicyness": 0}}
         data = [layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")]
         parents = [layout.checkpoint(run, iteration), *data, *exclusions]
-        return self.checkpoint(layout.checkpoint(run, iteration + 1), parents, config)
+        return commit_text(self.store, layout.checkpoint(run, iteration + 1), *parents, config=config)
 
     def iterate(self, run: str, iteration: int, problem_set: str, *played: Played) -> str:
         self.play(run, iteration, problem_set, *played)
         return self.train(run, iteration)
-
-    def checkpoint(
-        self, version: str, parents: list[str], config: dict[str, Any], metrics: dict[str, float] | None = None
-    ) -> str:
-        canary, provenance = Canary([1, 2], [-1.0]), Provenance(config=config)
-        checkpoints.commit(self.store, version, self.folder, None, canary, provenance, parents, metrics or {})
-        return version
 
     def evaluate(self, policy: str, name: str, problem_set: str) -> str:
         version = layout.evaluation(PolicyVersion(policy), name, "greedy-0123456789ab")
@@ -124,10 +106,7 @@ def two_runs(place: Place) -> Place:
     return place
 
 
-Call = Callable[..., str]
-
-
-def caller(store: Store) -> Call:
+def caller(store: Store) -> Callable[..., str]:
     """Return a function that runs `python -m tasks.provenance` on `store` in this process and returns what it prints.
 
     For a `status` other than 0 it returns the output on standard error.

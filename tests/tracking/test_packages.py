@@ -1,6 +1,5 @@
 """The trackers of packages, each read back with its own reader, after a feeding process that was killed."""
 
-import os
 import socket
 import struct
 import subprocess
@@ -105,40 +104,31 @@ def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         server.terminate()
 
 
-def check_curve(folder: Path, sink: str, read: Read) -> None:
-    """Feed three iterations by three feeds, of which the first one's process is killed; then read the curve."""
-    store = Store(f"{folder}/var")
+READERS: dict[str, Read] = {"tensorboard": read_tensorboard, "trackio": read_trackio, "wandb": read_wandb}
+READERS |= {"mlflow": read_mlflow}
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "trackio", "wandb", pytest.param("mlflow", marks=pytest.mark.long)])
+def test_a_tracker_has_one_curve(
+    sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Three feeds give it three iterations; the first one's process is killed.
+
+    In a folder of TensorBoard a new file takes the place of what the killed process may have written. A resumed run of
+    trackio keeps the points that it has, and gets the others; the newest offline file of W&B has the whole curve.
+    MLflow's server keeps one of two equal points.
+    """
+    monkeypatch.setenv("TRACKIO_DIR", f"{tmp_path}/trackio")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if sink == "mlflow":
+        request.getfixturevalue("mlflow_server")
+    store = Store(f"{tmp_path}/var")
     commit_run(store, 2)
-    arguments = [f"{folder}/var", sink, f"{folder}/cache"]
+    arguments = [f"{tmp_path}/var", sink, f"{tmp_path}/cache"]
     killed = subprocess.run([sys.executable, "-c", _KILLED, *arguments], cwd=ROOT, capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr.decode()
     commit_iteration(store, 2)
     for _ in range(2):
-        feed(store, "r", sink, folder / "cache")
-    assert read(folder, "policy/kl") == [(0, 0.01), (1, 0.01), (2, 0.01)]
-    assert read(folder, "eval/held-out/first_turn_low") == [(0, 0.4)]
-
-
-def test_tensorboard_has_one_curve(tmp_path: Path) -> None:
-    """Its reader shows each point once: a new file takes the place of what a killed process may have written."""
-    check_curve(tmp_path, "tensorboard", read_tensorboard)
-
-
-def test_trackio_has_one_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run keeps the points that it has, and gets the others."""
-    monkeypatch.setenv("TRACKIO_DIR", f"{tmp_path}/trackio")
-    os.environ["TRACKIO_DIR"] = f"{tmp_path}/trackio"
-    check_curve(tmp_path, "trackio", read_trackio)
-
-
-def test_wandb_offline_has_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill the newest offline file has the whole curve."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_curve(tmp_path, "wandb", read_wandb)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("mlflow_server")
-def test_an_mlflow_server_has_one_curve(tmp_path: Path) -> None:
-    """The server keeps one of two equal points."""
-    check_curve(tmp_path, "mlflow", read_mlflow)
+        feed(store, "r", sink, tmp_path / "cache")
+    assert READERS[sink](tmp_path, "policy/kl") == [(0, 0.01), (1, 0.01), (2, 0.01)]
+    assert READERS[sink](tmp_path, "eval/held-out/first_turn_low") == [(0, 0.4)]

@@ -1,7 +1,6 @@
 """The live page: what it says follows from the store alone, and it changes nothing there."""
 
 import hashlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,12 +32,6 @@ def contents(store: Store) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
-    with TestClient(create_app(store, "r", 3600), base_url="http://127.0.0.1") as client:
-        yield client
-
-
 def test_each_commit_moves_the_run_on(store: Store) -> None:
     """The stage that is going on follows from what is committed; tokens and seconds are sums over the iterations."""
     state = State(store, "r")
@@ -58,13 +51,12 @@ def test_each_commit_moves_the_run_on(store: Store) -> None:
 
 def test_time_counts_while_a_lease_is_held(store: Store) -> None:
     """Two flow runs are two tenures, and the time between them is not worked; the one that holds the lease works."""
-    for label in ("flow run a", "gc", "flow run b"):
+    labels = "flow run a", "gc", "flow run b"
+    for label in labels:
         with Lease(store, "r", label=label):
             assert State(store, "r").is_working == (label != "gc")
     held = tenures(store, "r")
-    assert [(each.label, each.ended) for each in held] == [
-        (label, "it was released") for label in ("flow run a", "gc", "flow run b")
-    ]
+    assert [(each.label, each.ended) for each in held] == [(label, "it was released") for label in labels]
     state = State(store, "r")
     assert state.worked_s == pytest.approx(held[0].seconds + held[2].seconds)
     assert (state.is_working, state.holder, state.left_s) == (False, held[2], None)
@@ -97,9 +89,9 @@ def test_alarms_are_raised_where_they_begin(store: Store) -> None:
         assert sum(text.startswith(words) for _, text in alarms) == 1
 
 
-def test_the_page_is_read_only_and_shows_data_as_text(store: Store, client: TestClient) -> None:
+def test_the_page_is_read_only_and_shows_data_as_text(store: Store) -> None:
     """Page and pictures change no object, hostile text is escaped, and an error is a page that refreshes, too."""
-    part = f"reward/{HOSTILE}"
+    part, client = f"reward/{HOSTILE}", TestClient(create_app(store, "r", 3600), base_url="http://127.0.0.1")
     with Draft(store, layout.trajectories("r", 2), "trajectories") as draft:
         datasets.write_rows(draft, TRAJECTORY_SCHEMA, [spoken(2, HOSTILE, [HOSTILE], EVIL, prompt=HOSTILE)], 50)
         draft.commit(Provenance(config=CONFIG), [], ROLLOUT)

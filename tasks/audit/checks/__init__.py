@@ -49,9 +49,8 @@ class AuditEvidence:
 
         def is_done(each: DataSet) -> bool:
             trained = layout.checkpoint(each.run, each.iteration + 1)
-            return (
-                each.is_evaluation or manifests.committed(self.store, trained) or is_held(self.store, each.run) is None
-            )
+            is_over = each.is_evaluation or manifests.committed(self.store, trained)
+            return is_over or is_held(self.store, each.run) is None
 
         readable = [each for each in self.data_sets if each.version not in self.intake.incomplete]
         return [each.number for each in readable if each.scores or is_done(each)]
@@ -204,11 +203,10 @@ def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, w
     columns = "id, data_set, detail, is_case"
     database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
     database.flag(name, unit, "select id, data_set, detail from counted where is_case")
-    rows = database.all(
-        """select count(*) filter (is_case) / count(*) as share, version, count(*) filter (is_case), count(*)
+    query = """select count(*) filter (is_case) / count(*) as share, version, count(*) filter (is_case), count(*)
         from counted join data_sets using (data_set) where not is_left_out(data_set)
         group by version order by share desc, version"""
-    )
+    rows = database.all(query)
     cases, whole = sum(row[2] for row in rows), sum(row[3] for row in rows)
     says = f"{cases:,} of {whole:,} {what} ({cases / max(whole, 1):.1%})"
     share, version, _, of = rows[0] if rows else (0.0, "", 0, 0)

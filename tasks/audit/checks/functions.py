@@ -69,14 +69,9 @@ def _add_decoding(database: AuditDatabase, decoders: dict[int, Decoder]) -> None
                     texts[some] = read(decoders[number], lists(rows.take(pa.array(some))))
             return pa.array(texts, pa.string())
 
-        database.connection.create_function(
-            name,
-            decode,
-            ["integer", "integer[]"],
-            "varchar",
-            type="arrow",
-            null_handling="special",  # type: ignore
-        )
+        types: Any = ["integer", "integer[]"], "varchar"
+        how: Any = {"type": "arrow", "null_handling": "special"}
+        database.connection.create_function(name, decode, *types, **how)
 
     add("decoded", Decoder.texts)
     add("decoded_whole", lambda decoder, ids: decoder.texts(ids, special=True))

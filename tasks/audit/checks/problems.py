@@ -23,12 +23,8 @@ from tasks.tables.sets import Case
 
 def contains_gold(text: str, solutions: Sequence[str]) -> bool:
     """Return whether `text` contains one of `solutions` as a whole: 112, 1.12 and -12 do not contain 12."""
-    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    return any(
-        re.search(rf"(?<![\w.\-]){re.escape(gold)}(?!\w|\.\d)", plain) is not None
-        for solution in solutions
-        if (gold := re.sub(r"(?<=\d),(?=\d{3}\b)", "", solution.strip()))
-    )
+    plain, *golds = (re.sub(r"(?<=\d),(?=\d{3}\b)", "", each.strip()) for each in (text, *solutions))
+    return any(re.search(rf"(?<![\w.\-]){re.escape(gold)}(?!\w|\.\d)", plain) for gold in filter(None, golds))
 
 
 MOST_GOLDS = 20_000

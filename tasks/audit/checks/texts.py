@@ -73,11 +73,8 @@ def _is_secret(value: str, before: str, after: str) -> bool:
 
 def _is_social(value: str, before: str, after: str) -> bool:
     """Return False for numbers that are never assigned, and for those next to signs or other numbers."""
-    return (
-        bool(ssn.is_valid(value))
-        and not re.search(r"[\d=*/^<>\u00d7\u00f7$\\]", before[-12:] + after[:12])
-        and not _in_formula(before, after)
-    )
+    is_near_others = re.search(r"[\d=*/^<>\u00d7\u00f7$\\]", before[-12:] + after[:12])
+    return bool(ssn.is_valid(value) and not is_near_others) and not _in_formula(before, after)
 
 
 def _is_card(value: str, before: str, after: str) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,9 @@ def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[P
 
 
 def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
-    turns = max((len(each.success) for each in sets), default=0)
-    rates = {
-        f"turn {turn + 1} right": [each.success[turn] if turn < len(each.success) else None for each in sets]
-        for turn in range(turns)
-    }
-    return rates if turns < 2 else rates | {"any turn right": [each.any_turn for each in sets]}
+    of_turns = zip_longest(*(each.success for each in sets))
+    rates: dict[str, Values] = {f"turn {turn} right": [*rates] for turn, rates in enumerate(of_turns, 1)}
+    return rates if len(rates) < 2 else rates | {"any turn right": [each.any_turn for each in sets]}
 
 
 def _rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
