@@ -23,7 +23,6 @@ from tasks.inference.engine import Engine
 from tasks.train.policy import load_policy, make_canary
 from tests.conftest import INFERENCE, forget
 from tests.inference.test_engine import PROMPT, own_logprobs
-from tests.support.sandbox_helpers import wait_gone
 from tests.support.train_helpers import save_random_adapter
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
@@ -56,8 +55,6 @@ def server(adapted: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) 
     with Engine(INFERENCE, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(adapted[0])
         yield engine
-        family = [psutil.Process(each.pid) for each in engine.servers]
-    wait_gone(family)
 
 
 async def ask(engine: Engine, gconfig: GenerationConfig, after: Checkpoint | None = None) -> list[Completion]:

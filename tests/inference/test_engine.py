@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -42,6 +42,11 @@ def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = P
             return await connection.generate(token_ids, gconfig, seed=7, replica=0)
 
     return asyncio.run(ask())
+
+
+def versions(engine: Engine) -> set[int]:
+    """Return the policy versions of the tokens of a new completion."""
+    return {number for made in generate(engine, GenerationConfig(max_new_tokens=4)) for number in made.versions}
 
 
 def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float) -> list[float]:
@@ -179,25 +184,23 @@ def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: lis
     with pytest.raises(AssertionError, match="serve a policy first"):
         generate(engine, GenerationConfig())
     engine.serve(policies[1])
-    assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {1}
+    assert versions(engine) == {1}
     engine.serve(policies[0])
 
 
-def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engine: Engine, tmp_path: Path) -> None:
+def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], again: Callable[..., Engine]) -> None:
     """When the flow fails, an overlapped rollout must neither wait for retries nor restart servers."""
-    with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
+    with again() as other:
         other.serve(policies[0])
-        forget(engine)
     with pytest.raises(InferenceError, match="closed while a rollout was playing"):
         generate(other, GenerationConfig())
 
 
 @pytest.fixture
-def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """Yield the session's server with the canary tolerance that half precision needs."""
-    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
-    with Engine(settings, Rollout(), tmp_path) as other:
-        yield other
+def again(engine: Engine, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+    """Yield a function that makes another engine, with the knobs that it gets, of the session's server."""
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128)
+    yield lambda **knobs: Engine(settings.model_copy(update=knobs), Rollout(), tmp_path)
     forget(engine)
 
 
@@ -205,18 +208,17 @@ def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     ("noise", "told"), [(1e-8, True), (3e-3, False)], ids=["found by sums of weights", "found by the canary"]
 )
 def test_a_new_label_on_old_weights_is_found(
-    wide: Engine,
-    checkpoint_store: Store,
+    again: Callable[..., Engine],
+    store: Store,
     policy_folder: Path,
     noise: float,
     told: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is found even if the update was small and its effect is below the tolerance of 0.1."""
-    number = 100 if told else 200
-    before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
-    after = commit_policy(checkpoint_store, number + 1, before.model, noise)
-    again = commit_policy(checkpoint_store, number + 2, after.model)
+    before = commit_policy(store, 100, policy_folder, 0.02)
+    after = commit_policy(store, 101, before.model, noise)
+    same = commit_policy(store, 102, after.model)
     step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
     assert step < 0.1
     if not told:
@@ -225,23 +227,22 @@ def test_a_new_label_on_old_weights_is_found(
     async def relabel(client: Client, _: Path, version: int) -> None:
         await client.set_weight_version(version)
 
-    wide.serve(before)
-    with monkeypatch.context() as patched:
-        patched.setattr(Client, "_reload", relabel)
-        with pytest.raises(InferenceError, match=r"does not serve .*(it holds other weights in .*layer 0|before)"):
-            wide.serve(after)
-        with pytest.raises(InferenceError, match="does not serve"):
-            wide.serve(after)  # as another command would, which does not know of the failure
-    wide.serve(before)
-    wide.serve(after)
-    wide.serve(again)  # the same weights under another version are no error
-    assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
+    with again(canary_tolerance=0.1) as other:  # which half precision needs
+        other.serve(before)
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "_reload", relabel)
+            with pytest.raises(InferenceError, match=r"does not serve .*(it holds other weights in .*layer 0|before)"):
+                other.serve(after)
+            with pytest.raises(InferenceError, match="does not serve"):
+                other.serve(after)  # as another command would, which does not know of the failure
+        for policy in (before, after, same):  # the same weights under another version are no error
+            other.serve(policy)
+        assert versions(other) == {same.number}
 
 
 def test_weights_in_another_form_are_proven_by_the_canary(
-    engine: Engine,
+    again: Callable[..., Engine],
     policies: list[Checkpoint],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -250,17 +251,15 @@ def test_weights_in_another_form_are_proven_by_the_canary(
     It needs a tolerance, unless that of float32 is kept: nothing else would show a small update. The error comes before
     the first rollout, and says what to do.
     """
-    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="float16")
-    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="nothing proves that"):
+    with again(dtype="float16") as other, pytest.raises(InferenceError, match="nothing proves that"):
         other.serve(policies[1])
-    with Engine(settings.model_copy(update={"canary_tolerance": 0.1}), Rollout(), tmp_path) as other:
+    with again(dtype="float16", canary_tolerance=0.1) as other:
         for policy in policies:
             other.serve(policy)
     assert caplog.text.count("The canary alone proves what it serves") == 1
     monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
-    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
+    with again(dtype="float16") as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
         other.serve(policies[1])
-    forget(engine)
 
 
 def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -296,15 +295,13 @@ NAMES_ANOTHER = [*["a frame"] * 20, "RuntimeError: Engine core initialization fa
 FAULT = ["RuntimeError: no config.json in this folder", "  with more about it", "(APIServer) INFO sends sigterm"]
 TRACEBACK = ["Traceback (most recent call last):", "  a frame"]
 PREFIXED = [f"(EngineCore pid=7) ERROR {line}" for line in [*TRACEBACK, "Exception: look for the root cause"]]
+LOG = "\n".join([*TRACEBACK, *FAULT, *PREFIXED, *TRACEBACK, *NAMES_ANOTHER])
 
 
-@pytest.mark.parametrize("log", [FAULT[:1], [*TRACEBACK, *FAULT, *PREFIXED, *TRACEBACK, *NAMES_ANOTHER]])
-def test_a_server_that_does_not_start_is_reported(
-    log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error shows the end of the server's log; if it only names a root cause above, the end of that."""
     failing = tmp_path / "failing.py"
-    failing.write_text(f"import sys; sys.exit({chr(10).join(log)!r})")
+    failing.write_text(f"import sys; sys.exit({LOG!r})")
     monkeypatch.setattr(launch, "__file__", str(failing))
     (tmp_path / "config.json").write_text("{}")
     server = Server(INFERENCE, tmp_path / "vllm.log")
@@ -359,7 +356,7 @@ def test_a_swap_goes_on_after_its_engine_has_died(
     else:
         monkeypatch.setattr(Client, "_reload", reload_killed)
     impatient.serve(policies[2])
-    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {2}
+    assert versions(impatient) == {2}
     wait_gone([core])
     impatient.serve(policies[0])
 
@@ -374,6 +371,6 @@ def test_a_request_is_answered_after_a_death(impatient: Engine, policies: list[C
     family = [first, *first.children(recursive=True)]
     target = first if victim == "server" else engine_core(server)
     target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
-    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {1}
+    assert versions(impatient) == {1}
     wait_gone(family)
     impatient.serve(policies[0])

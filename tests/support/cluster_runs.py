@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -17,9 +16,10 @@ from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
-from tests.support import ray_cluster
+from tests.support.ray_cluster import running
 
 PATIENCE_S = 600
+ACTORS = ("ray::WaitingNode", "ray::NodeWorker", "ray::TrainerRank")
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
@@ -44,10 +44,9 @@ def check_whole(store: Store, iterations: int) -> None:
             assert len(set(ids)) == len(ids) == 16
 
 
-def no_actor_is_left(seconds: float, *names: str) -> bool:
+def no_actor_is_left(seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    names = ("ray::WaitingNode", *names)
-    while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
+    while (left := [each for name in ACTORS for each in running(name)]) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.5)
     return not left
 
@@ -59,21 +58,15 @@ class Flow:
         settings: overrides; the first one is the store's root.
         log: file that receives its output.
         module: the module that is run.
-        environment: more variables of its environment.
+        scratch: its TMPDIR.
 
     Attributes:
         store: the store of its run.
     """
 
-    def __init__(
-        self,
-        settings: list[str],
-        log: Path,
-        module: str = "tests.support.waiting_node",
-        environment: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, settings: list[str], log: Path, module: str, scratch: Path) -> None:
         self._command = [sys.executable, "-m", module, "smoke", *settings]
-        self._environment = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO"} | (environment or {})
+        self._environment = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO", "TMPDIR": str(scratch)}
         self._log, self.store = log, store_of(settings)
         self._newest = -1
         self.start()
@@ -81,7 +74,7 @@ class Flow:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 
