@@ -105,7 +105,7 @@ def _promotes(
     return decide(GateEvidence(comparisons, 0.0, 0.1, [0.5], int(look)), gate).promote
 
 
-def main() -> int:
+def main() -> None:
     """Print the table: each row has a measure for the gate without and with a rule for many nights."""
     plays = ((0, "greedy"), (8, "8 sampled"))
     rows: list[tuple[str, Callable[[Gate], str]]] = [
@@ -118,7 +118,6 @@ def main() -> int:
                 rows.append((title, partial(_power, World(problems, samples, 0.05), before)))
     for title, measure in rows:
         print(f"| {title} | {measure(Gate(max_by_luck=None))} | {measure(Gate())} |", flush=True)
-    return 0
 
 
 def _luck(samples: int, gate: Gate) -> str:
@@ -132,4 +131,4 @@ def _power(world: World, before: int, gate: Gate) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
