@@ -1,4 +1,7 @@
-"""SIGKILL at random moments, of whatever a run with Ray consists of: nothing is lost, doubled or left."""
+"""SIGKILL at random moments, of whatever a run with Ray consists of: nothing is lost, doubled or left.
+
+Workers whose engine only waits have started a process, too: Ray ends workers, and their supervisors end the process.
+"""
 
 import os
 import random
@@ -14,10 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster_runs import OVERLAP, PATIENCE_S, Flow, check_whole, no_actor_is_left
-from tests.support.paths import ROOT
+from tests.support.cluster_runs import BESIDE, OVERLAP, PATIENCE_S, Flow, check_whole, no_actor_is_left
 from tests.support.ray_cluster import RayCluster, running
-from tests.support.sandbox_helpers import wait_gone, wait_until
 from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.long
@@ -57,25 +58,6 @@ SETUPS = {
     "local Ray": SetUp("local_settings", ("ray",), {}),
 }
 """The last two take many minutes."""
-DRIVER = """
-import os, sys, time
-from pathlib import Path
-from configs import load
-from tasks.cluster.connection import connected, environment
-
-class Starts:
-    def start(self, log):
-        from storage.processes.child import Child
-        self.made = Child(Path(log))
-        self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
-        return self.made.pid, self.made.folder
-
-with connected(load("demo", ["storage.root=store", f"cluster.address={sys.argv[1]}", f"storage.cache={sys.argv[2]}"])):
-    import ray
-    actor = ray.remote(Starts).options(runtime_env=environment()).remote()
-    print(*ray.get(actor.start.remote(f"{sys.argv[2]}/log")), flush=True)
-    time.sleep(600)
-"""
 
 
 class Killer:
@@ -131,8 +113,8 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
 
 
 def remains(scratch: Path) -> list[psutil.Process | Path]:
-    """Return supervisors, such as that of the session's Prefect server, vLLM servers, and temporary files of nodes."""
-    return [*running(SERVER), *running(SUPERVISOR), *scratch.iterdir()]
+    """Return supervisors, such as that of the session's Prefect server, what they end, and temporary files of nodes."""
+    return [*running(SERVER), *running(" ".join(BESIDE)), *running(SUPERVISOR), *scratch.iterdir()]
 
 
 def check_settled(scratch: Path, before: list[psutil.Process | Path]) -> None:
@@ -167,19 +149,3 @@ def test_kills_at_random_moments(
     check_whole(flow.store, made)
     assert no_actor_is_left(30)
     check_settled(scratch, before)
-
-
-@pytest.mark.parametrize("where", ["cluster", "local"])
-def test_what_a_worker_has_started_ends_with_the_flow(
-    cluster: tuple[RayCluster, str], tmp_path: Path, where: str
-) -> None:
-    """Ray ends the processes of a killed flow; supervisors then end what these have started, and remove its folder."""
-    address = cluster[0].address if where == "cluster" else "local"
-    command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
-        assert driver.stdout
-        pid, folder = driver.stdout.readline().split()
-        started = psutil.Process(int(pid))
-        driver.kill()
-    wait_gone([started], 60)
-    wait_until(lambda: not Path(folder).exists())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,12 @@ ONE_CALL = {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}
 ZEROS = f"[1{'0' * 4999}]"
 USUAL = "reduce(sub, [a, b], 6) + pow(2, 3, 5) - Counter([a, b])[a] - bisect.bisect([1, 2], b) + copy.copy(a) - 1"
 """Names of common modules, and one that a module would hide."""
+FORGED = """
+import atexit
+def add(a, b): return a + b
+atexit.register(print, "result of the last call: " + "[" * 200_000)
+"""
+"""A program can forge any line, also one that cannot be read: that costs its own turn, and is no error."""
 READS = "print(sum(map(int, input().split())))"
 
 
@@ -65,6 +72,7 @@ def block(program: str) -> str:
         (block(f"from __future__ import annotations\ndef add(a: List[int], b): return {USUAL}"), ONE_CALL, "correct"),
         (block("pass"), {"fn_name": "gcd", "inputs": ["4\n6"], "outputs": ["2"]}, "wrong"),  # not its own function
         (block("def f(): return [10**4999]"), {"fn_name": "f", "inputs": [""], "outputs": [ZEROS]}, "correct"),
+        (block(FORGED), ONE_CALL, "wrong"),
         (block(READS), {}, "error"),
     ],
 )
@@ -162,21 +170,9 @@ def test_programs_run_in_sandboxes(verifier: Verifier) -> None:
         assert verdict.reason.startswith(reason)
 
 
-def test_a_result_that_cannot_be_read_is_wrong() -> None:
-    """A program can forge any line, also one of 200,000 brackets: that costs its own turn, and is no error."""
-    verdict = judge_program(
-        answer(block("def add(a, b): pass"), CALLS), lambda *_: f"result of the last call: {'[' * 200_000}"
-    )
-    assert (verdict.name, verdict.reason) == ("wrong", "test 1: another result")
-
-
 def test_without_sandboxes_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no unsafe fall-back: the error comes before anything starts."""
-
-    def check_host() -> None:
-        raise ValueError("sandboxes need the program bwrap: apt-get install bubblewrap")
-
-    monkeypatch.setattr("tasks.score.scorers.check_host", check_host)
+    monkeypatch.setattr("tasks.score.scorers.check_host", Mock(side_effect=ValueError("sandboxes need bwrap")))
     with pytest.raises(ValueError, match="bwrap"):
         check_scorers(Score(type="code"))
 

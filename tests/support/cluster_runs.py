@@ -20,6 +20,8 @@ from tests.support.ray_cluster import running
 
 PATIENCE_S = 600
 ACTORS = ("ray::WaitingNode", "ray::NodeWorker", "ray::TrainerRank")
+BESIDE = ["sleep", "123456"]
+"""What a worker with an engine that only waits starts, as others start vLLM."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 

@@ -1,7 +1,7 @@
 """Calls of the python tool in tests, and the processes that its sandboxes consist of."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,6 @@ async def inside(sandboxes: Sandboxes, file: str) -> str:
         await tool.call({"code": "1"})
         (interpreter,) = (process for process in descendants() if process.name().startswith("python"))
         return Path(f"/proc/{interpreter.pid}", file).read_text()  # noqa: ASYNC240  # the kernel answers at once
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def wait_gone(processes: Iterable[psutil.Process], within_s: float = 30) -> None:
