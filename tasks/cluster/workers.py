@@ -140,8 +140,6 @@ class RayWorker:
                 num_cpus=1,
                 num_gpus=gpus if seat.plays else 0,
                 max_concurrency=_MOST_CALLS,
-                max_restarts=0,
-                max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 runtime_env=environment(),
             )

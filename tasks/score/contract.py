@@ -81,11 +81,8 @@ def _with_numbers(statement: Statement, gold: Gold) -> Compared:
             return _same_lists(gold.listed, listed), read, ""
         repeated = not listed.brackets and len(listed.distinct_names) < 2  # a number in two notations: `1/2 or 0.5`
         return repeated and number is not None and all(same(number, each) for each in listed.numbers), read, ""
-    if (
-        not 0 < len(formula) <= LONGEST
-        or _DIGIT.search(in_ascii(formula))
-        or (gold.number and golds.read_words(formula))
-    ):
+    is_short = 0 < len(formula) <= LONGEST
+    if not is_short or _DIGIT.search(in_ascii(formula)) or (gold.number and golds.read_words(formula)):
         return False, read, "" if read else storable(f"no number in {statement.text!r}")
     return _with_expression(statement, gold)
 
