@@ -114,7 +114,7 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
 
 def remains(scratch: Path) -> list[psutil.Process | Path]:
     """Return supervisors, such as that of the session's Prefect server, what they end, and temporary files of nodes."""
-    return [*running(SERVER), *running(" ".join(BESIDE)), *running(SUPERVISOR), *scratch.iterdir()]
+    return [*running(SERVER), *running(BESIDE), *running(SUPERVISOR), *scratch.iterdir()]
 
 
 def check_settled(scratch: Path, before: list[psutil.Process | Path]) -> None:

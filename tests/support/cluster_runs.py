@@ -20,8 +20,8 @@ from tests.support.ray_cluster import running
 
 PATIENCE_S = 600
 ACTORS = ("ray::WaitingNode", "ray::NodeWorker", "ray::TrainerRank")
-BESIDE = ["sleep", "123456"]
-"""What a worker with an engine that only waits starts, as others start vLLM."""
+BESIDE = "sleep 123456"
+"""What a process does that a worker starts with an engine that only waits, as others start vLLM's processes."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 

@@ -38,7 +38,7 @@ class WaitingNode(NodeWorker):
     @contextmanager
     def _open_engine(self) -> Iterator[Any]:
         with closing(Child(self._logs / "beside.log")) as beside:
-            beside.start(BESIDE, os.environ)
+            beside.start(["sh", "-c", f"{BESIDE} & wait"], os.environ)
             yield WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD))
 
 
