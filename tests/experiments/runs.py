@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -73,11 +74,8 @@ class Experiment:
         share_cores()
         logging.getLogger("httpx").setLevel(logging.WARNING)
         with temporary_server():
-            results = [
-                self._run(arm, seed, arguments.iterations, arguments.root)
-                for seed in arguments.seeds
-                for arm in self.arms
-            ]
+            each = product(arguments.seeds, self.arms)
+            results = [self._run(arm, seed, arguments.iterations, arguments.root) for seed, arm in each]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
         print(text)

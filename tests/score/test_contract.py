@@ -29,7 +29,10 @@ CASES = labelled("grading.jsonl")
 FIRST = 568
 """Labels of all kinds; those behind them are mostly of words, about which the second checker has no opinion."""
 ALONE = labelled("grading_alone.jsonl")
-"""Answers in which the second checker, which reads fewer words, finds another number or none."""
+"""Answers in which the second checker, which reads fewer words, finds another number or none.
+
+The last three were errors of the scorer, too many of which stop a run: math-verify cannot compare them.
+"""
 LANGUAGES = labelled("grading_languages.jsonl")
 """Denials and answers in other languages than English, of which the second checker knows nothing."""
 NOTATIONS = labelled("grading_notations.jsonl")
@@ -92,12 +95,6 @@ def test_a_placeholder_is_no_solution(solution: str) -> None:
     assert grade("5", (solution,)).reason.startswith("no solution")
     assert grade("5", (solution, "5")).name == "correct"
     assert grade("no number", ("5",)).reason == "no number in 'no number'"
-
-
-def test_what_math_verify_cannot_compare_is_wrong(verifier: Verifier) -> None:
-    """These were errors of the scorer, too many of which stop a run."""
-    pairs = [("\\boxed{x = 2}", [r"x \neq 2"]), (r"\boxed{\frac{0}{0}}", ["1"]), (r"\boxed{1}", [r"\frac{0}{0}"])]
-    assert [verdict.name for verdict in verifier.grade(pairs)] == ["wrong"] * 3
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tasks.rollout.workers import LocalWorker
 from tasks.score.scorers import MathVerifyScorer, Scorers, check_scorers, identity
 from tasks.score.scoring import _LIBRARIES, Grades, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Answer, Verdict
-from tasks.score.verifier import ScorerContext, Verifier, VerifierBrokenError
+from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
 
 OWN = "tests.support.own_scorers"
@@ -56,10 +56,7 @@ def judged(verifier: Verifier, settings: ScoreSettings, *given: Answer) -> list[
         ({"type": f"{OWN}:waits"}, "not async"),
         ({"type": f"{OWN}:takes_nothing"}, "takes an answer first"),
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
-        (
-            {"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}},
-            rf"score\.args\.{OWN}:rewards\.bonus=-1",
-        ),
+        ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}}, rf"args\.{OWN}:rewards\.bonus=-1"),
         ({"args": {"environment": {"success_above": 1}}}, "score.args.environment: no problem has this scorer"),
         ({"type": {"code": "environment"}}, "add default: math-verify"),
     ],
@@ -110,7 +107,7 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
         ScoreSettings(type={"default": "math-verify", "game": "environment"}),
         ScoreSettings(type={"default": "environment", "game": "math-verify"}),
     ]
-    prints = [before, scorer_fingerprint(ScoreSettings()), *map(scorer_fingerprint, [own, *others])]
+    prints = [before, *map(scorer_fingerprint, [own, ScoreSettings(), *others])]
     assert len(set(prints)) == len(prints)
 
 
@@ -146,11 +143,8 @@ def test_a_function_may_only_decide_or_give_a_verdict(verifier: Verifier) -> Non
 def test_a_function_may_see_the_whole_group(tmp_path: Path, verifier: Verifier) -> None:
     """The shortest right answer of each problem is paid more; other problems and wrong answers do not count."""
     said = {"p": ["3", "1 + 2, so 3", "4"], "q": ["2 + 1, so 3"]}
-    rows = [
-        dataclasses.replace(played(f"{problem}{number}", "", (text, "", 0.0)), problem_id=problem)
-        for problem, texts in said.items()
-        for number, text in enumerate(texts)
-    ]
+    named = [(problem, f"{problem}{number}", text) for problem in said for number, text in enumerate(said[problem])]
+    rows = [played(name, "", (text, "", 0.0), problem_id=problem) for problem, name, text in named]
     settings = ScoreSettings(type=f"{OWN}:shortest", group=True)
     scores, _ = scored(stored(tmp_path, rows), tmp_path, verifier, settings)
     assert [score.reward for score in scores] == [1.5, 1.0, 0.0, 1.5]
@@ -202,15 +196,12 @@ def test_a_function_that_hangs_or_dies_costs_only_its_turn() -> None:
 # Registered scorers
 
 
-class Fragile(MathVerifyScorer):
-    """A registered scorer with a bug."""
-
-    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
-        if any(answer.text == "broken" for answer in answers):
-            raise VerifierBrokenError("closed")
-        if any(answer.text == "bad" for answer in answers):
-            raise KeyError("tests")
-        return [Verdict("correct", reward=float("inf") if answer.text == "inf" else None) for answer in answers]
+def fragile(answers: Sequence[Answer]) -> list[Verdict]:
+    """Judge as a registered scorer with a bug does."""
+    for answer in answers:
+        if error := {"broken": VerifierBrokenError("closed"), "bad": KeyError("tests")}.get(answer.text):
+            raise error
+    return [Verdict("correct", reward=float("inf") if answer.text == "inf" else None) for answer in answers]
 
 
 def test_a_scorer_that_raises_costs_only_the_turn(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +210,7 @@ def test_a_scorer_that_raises_costs_only_the_turn(verifier: Verifier, monkeypatc
     If no worker is left, no answer is to blame: the stage stops instead of storing errors.
     """
     scorers = Scorers(ScoreSettings(), verifier)
-    monkeypatch.setitem(scorers._scorers, "math-verify", Fragile(ScorerContext(verifier, lambda *_: "")))
+    monkeypatch.setattr(scorers._scorers["math-verify"], "judge", fragile)
     verdicts = scorers.judge(answers("a", "bad", "inf", "b"))
     assert [verdict.name for verdict in verdicts] == ["correct", "error", "error", "correct"]
     assert verdicts[1].reason == "KeyError: 'tests'"
