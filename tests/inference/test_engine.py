@@ -337,40 +337,35 @@ def impatient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["before", "in"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_swap_goes_on_after_its_engine_has_died(
-    impatient: Engine, policies: list[Checkpoint], moment: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that takes requests lives on, and vLLM leaves some of them without an answer."""
-    impatient.serve(policies[1])
-    core, reload = engine_core(impatient.servers[0]), Client._reload
-
-    async def reload_killed(client: Client, model: Path, version: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the next attempt meets another server
-            core.send_signal(number)
-        await reload(client, model, version)
-
-    if moment == "before":
-        core.send_signal(number)
-    else:
-        monkeypatch.setattr(Client, "_reload", reload_killed)
-    impatient.serve(policies[2])
-    assert versions(impatient) == {2}
-    wait_gone([core])
-    impatient.serve(policies[0])
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("moment", ["before a request", "before a swap", "in a swap"])
 @pytest.mark.parametrize("victim", ["server", "engine", "silent engine"])
-def test_a_request_is_answered_after_a_death(impatient: Engine, policies: list[Checkpoint], victim: str) -> None:
-    """Its server is started again with the newest policy, and nothing of the old one is left."""
+def test_what_has_died_is_started_again(
+    impatient: Engine, policies: list[Checkpoint], moment: str, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the newest policy, and nothing of the old server is left.
+
+    The process that takes requests may live on, and vLLM leaves some of them without an answer.
+    """
     impatient.serve(policies[1])
     (server,) = impatient.servers
-    first = psutil.Process(server.pid)
+    first, reload = psutil.Process(server.pid), Client._reload
     family = [first, *first.children(recursive=True)]
     target = first if victim == "server" else engine_core(server)
-    target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
-    assert versions(impatient) == {1}
+
+    def strike() -> None:
+        target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
+
+    async def struck(client: Client, model: Path, version: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the next attempt meets another server
+            strike()
+        await reload(client, model, version)
+
+    newest = policies[1] if moment == "before a request" else policies[2]
+    if moment == "in a swap":
+        monkeypatch.setattr(Client, "_reload", struck)
+    else:
+        strike()
+    impatient.serve(newest)
+    assert versions(impatient) == {newest.number}
     wait_gone(family)
     impatient.serve(policies[0])
