@@ -194,10 +194,7 @@ TEACHER, SERVICE = "models.teacher.path=x", "models.judge={{name: x, urls: ['htt
         (["score.type=judge", SERVICE.format("max_model_len: 9")], "max_model_len=9 has no effect with name"),
         (["score.type=judge", SERVICE.format("request: {n: 2}")], "request={'n': 2}: leave out n"),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
-        (
-            ["score.group=true", "score.type=reward-model", "models.reward.path=x"],
-            "score.group has no effect: reward-model judge",
-        ),
+        (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect: reward"),
     ],
 )
 def test_models_without_use_and_use_without_models_are_refused(knobs: list[str], said: str) -> None:
