@@ -87,13 +87,7 @@ def test_each_version_is_served_and_requests_in_flight_keep_theirs(server: Engin
 @pytest.mark.parametrize("tolerance", [1e-4, 1.0], ids=["by the canary", "though the canary allows it"])
 @pytest.mark.parametrize("noise", [0.3, 1e-5])
 def test_a_stale_adapter_is_found(
-    server: Engine,
-    adapted: list[Checkpoint],
-    policy_folder: Path,
-    tolerance: float,
-    noise: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Engine, policy_folder: Path, tolerance: float, noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has the former adapter under the new name is found, also if the update was small."""
     store, run = Store(str(tmp_path)), f"stale-{noise}-{tolerance}"

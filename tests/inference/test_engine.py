@@ -34,6 +34,7 @@ from tests.support.sandbox_helpers import wait_gone
 pytestmark = pytest.mark.slow
 
 PROMPT = [5, 6, 7, 8]
+Again = Callable[..., Engine]
 
 
 def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = PROMPT) -> list[Completion]:
@@ -84,16 +85,6 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
         assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
 
 
-async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
-    """Request long completions and swap in `policy` after `delay_s`; return the completions."""
-    async with engine.connect() as connection:
-        long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
-        asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
-        await asyncio.sleep(delay_s)
-        await asyncio.to_thread(engine.serve, policy)
-        return await asked
-
-
 def test_texts_and_tokens_end_a_completion(engine: Engine, policies: list[Checkpoint]) -> None:
     """What ends it is returned, since the policy sampled it, and nothing after it: also an end of a turn that only the
     request names.
@@ -116,15 +107,22 @@ def test_texts_and_tokens_end_a_completion(engine: Engine, policies: list[Checkp
 
 def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
     """They continue with the new weights, tokens record their version, and the new weights recompute the KV cache."""
-    mixed: list[Completion] = []
-    delay_s = 0.1
+    mixed, delay_s = list[Completion](), 0.1
+
+    async def swap_in_flight() -> list[Completion]:
+        async with engine.connect() as connection:
+            long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
+            asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
+            await asyncio.sleep(delay_s)
+            await asyncio.to_thread(engine.serve, policies[2])
+            return await asked
+
     for _ in range(20):  # the server's speed depends on the load of the machine
         engine.serve(policies[1])
-        completions = asyncio.run(swap_in_flight(engine, policies[2], delay_s))
+        completions = asyncio.run(swap_in_flight())
         if mixed := [completion for completion in completions if set(completion.versions) == {1, 2}]:
             break
-        was_early = completions[0].versions[0] == 2
-        delay_s *= 1.6 if was_early else 0.7
+        delay_s *= 1.6 if completions[0].versions[0] == 2 else 0.7  # 2: it was early
     assert mixed
     for completion in mixed[:5]:
         assert completion.versions == sorted(completion.versions)
@@ -188,7 +186,7 @@ def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: lis
     engine.serve(policies[0])
 
 
-def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], again: Callable[..., Engine]) -> None:
+def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], again: Again) -> None:
     """When the flow fails, an overlapped rollout must neither wait for retries nor restart servers."""
     with again() as other:
         other.serve(policies[0])
@@ -197,7 +195,7 @@ def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], agai
 
 
 @pytest.fixture
-def again(engine: Engine, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def again(engine: Engine, tmp_path: Path) -> Iterator[Again]:
     """Yield a function that makes another engine, with the knobs that it gets, of the session's server."""
     settings = Inference(urls=[engine.servers[0].url], max_model_len=128)
     yield lambda **knobs: Engine(settings.model_copy(update=knobs), Rollout(), tmp_path)
@@ -208,12 +206,7 @@ def again(engine: Engine, tmp_path: Path) -> Iterator[Callable[..., Engine]]:
     ("noise", "told"), [(1e-8, True), (3e-3, False)], ids=["found by sums of weights", "found by the canary"]
 )
 def test_a_new_label_on_old_weights_is_found(
-    again: Callable[..., Engine],
-    store: Store,
-    policy_folder: Path,
-    noise: float,
-    told: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    again: Again, store: Store, policy_folder: Path, noise: float, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found even if the update was small and its effect is below the tolerance of 0.1."""
     before = commit_policy(store, 100, policy_folder, 0.02)
@@ -241,10 +234,7 @@ def test_a_new_label_on_old_weights_is_found(
 
 
 def test_weights_in_another_form_are_proven_by_the_canary(
-    again: Callable[..., Engine],
-    policies: list[Checkpoint],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    again: Again, policies: list[Checkpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server may round or arrange them differently, or lack the extension that tells them.
 
