@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.problems import FileSource
 from configs.score import Score
-from tasks.problems import load_problems
 from tasks.score.code import _MAIN, judge_program, program_in, same_lines, same_result
 from tasks.score.scorers import Scorers, check_scorers
 from tasks.score.verdict import Answer, ProgramError
 from tasks.score.verifier import Verifier
+from tests.problems.test_problems import load_rows
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 CALLS = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
@@ -184,9 +183,7 @@ def test_problems_of_the_seed_system_are_scored(tmp_path: Path) -> None:
     tests = [{"inputs": ["1"], "outputs": []}, {"inputs": [], "outputs": []}, {"inputs": [1], "outputs": ["1"]}]
     texts = ["{", *map(json.dumps, tests)]
     bad = [{**good, "query_id": f"b{number}", "input_output": text} for number, text in enumerate(texts)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [good, called, *bad]))
-    found = load_problems(FileSource(kind="jsonl", path=str(path), preset="areal"), 0.9)
+    found = load_rows(tmp_path, [good, called, *bad], preset="areal")
     assert [(problem.source, problem.solutions) for problem in found.problems] == [("code", []), ("code", ["def add…"])]
     assert [json.loads(problem.metadata)["input_output"] for problem in found.problems] == [SUMS, CALLS]
     assert len(found.bad) == 4

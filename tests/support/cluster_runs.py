@@ -6,8 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import psutil
 
@@ -53,7 +53,7 @@ def no_actor_is_left(seconds: float) -> bool:
     return not left
 
 
-class Flow:
+class Flow(AbstractContextManager["Flow"]):
     """The flow in a process that may be killed and started again; a context manager that ends it.
 
     Args:
@@ -72,9 +72,6 @@ class Flow:
         self._log, self.store = log, store_of(settings)
         self._newest = -1
         self.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()

@@ -3,8 +3,9 @@
 import os
 import secrets
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -16,7 +17,7 @@ os.environ.setdefault(MARK, secrets.token_hex(8))
 _QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
 
 
-class RayCluster:
+class RayCluster(AbstractContextManager["RayCluster"]):
     """A head and two more nodes, each with two cores; a context manager that ends all of them.
 
     Attributes:
@@ -39,9 +40,6 @@ class RayCluster:
             self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self.add()
         self.add()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._cluster.shutdown()
