@@ -98,7 +98,6 @@ class Scorer(Protocol):
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         """Return the verdicts on `answers`, in order."""
-        ...
 
 
 def has_failed(name: str, reason: str) -> bool:
