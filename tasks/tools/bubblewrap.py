@@ -149,9 +149,8 @@ def _become_another(shown: Iterable[str]) -> list[str]:
 @cache
 def has_users() -> bool:
     """Return whether this process may use all ids: a container may map a few thousand only."""
-    return all(
-        Path("/proc/self", name).read_text().split()[:3] == ["0", "0", "4294967295"] for name in ("uid_map", "gid_map")
-    )
+    maps = (Path("/proc/self", name).read_text().split()[:3] for name in ("uid_map", "gid_map"))
+    return all(each == ["0", "0", "4294967295"] for each in maps)
 
 
 def _each(option: str, paths: Iterable[str]) -> list[str]:

@@ -106,6 +106,9 @@ def check_parts(manifest: Manifest, ranks: int) -> None:
     assert max(sizes) < 1.2 * sum(sizes) / ranks
 
 
+OF_TIME = ("time/", "tokens/trained_per")
+
+
 def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The trainer of a stream is one actor: files and metrics are the same; progress and alarms arrive once."""
     model, logged, found = save_tiny(tmp_path / "policy"), dict[str, list[str]](), {}
@@ -117,11 +120,8 @@ def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.
             made = [runs[name].train(trainer, iteration, logged.setdefault(name, [])) for iteration in range(2)]
             assert caplog.text.count("ALARM: not one of 16 trajectories has a right turn") == 2
             files = {file.name: file.sha256 for manifest in made for file in manifest.files}
-            timeless = [
-                {k: v for k, v in each.metrics.items() if not k.startswith(("time/", "tokens/trained_per"))}
-                for each in made
-            ]
-            found[name] = files, timeless
+            metrics = [{k: v for k, v in each.metrics.items() if not k.startswith(OF_TIME)} for each in made]
+            found[name] = files, metrics
     assert found["here"] == found["apart"]
     steps = {name: [re.sub(" in .* s$", "", line) for line in lines] for name, lines in logged.items()}
     assert steps["apart"][1:] == steps["here"] != []

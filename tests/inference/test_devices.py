@@ -117,10 +117,8 @@ def test_each_server_gets_its_own_devices(
 ) -> None:
     """One that has died in a swap or in a rollout gets the same devices again. The trainer's process still sees all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
-    started: list[str] = []
-    monkeypatch.setattr(
-        Server, "start", lambda _, __, environment, ___: started.append(environment["CUDA_VISIBLE_DEVICES"])
-    )
+    started = list[dict[str, str]]()
+    monkeypatch.setattr(Server, "start", lambda _, __, environment, ___: started.append(environment))
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
     died = iter([False, False, True, True, True, True])
     monkeypatch.setattr(Server, "lost", lambda _: next(died))
@@ -130,7 +128,7 @@ def test_each_server_gets_its_own_devices(
         engine.serve(policies[0])
         engine.serve(policies[1])
         engine.repair(1)
-    assert started == ["5,6", "7,8", "5,6", "7,8", "7,8"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in started] == ["5,6", "7,8", "5,6", "7,8", "7,8"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
 
 

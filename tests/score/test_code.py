@@ -35,9 +35,8 @@ READS = "print(sum(map(int, input().split())))"
 
 def run(program: str, given: str) -> str:
     """Run a program without any sandbox: those of these tests are ours."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MAIN, program], input=given, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _MAIN, program]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ProgramError(f"exit status {done.returncode}")
     return done.stdout
@@ -140,10 +139,8 @@ def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
         return run(program, given)
 
     texts = [block(READS), block("print(0)"), "no code", block("broken"), block(READS)]
-    scorers = Scorers(
-        Score(type={"default": "math-verify", "code": "code"}, args={"code": {"at_once": 3}}), verifier, runs
-    )
-    verdicts = scorers.judge([answer(text) for text in texts])
+    settings = Score(type={"default": "math-verify", "code": "code"}, args={"code": {"at_once": 3}})
+    verdicts = Scorers(settings, verifier, runs).judge([answer(text) for text in texts])
     assert [verdict.name for verdict in verdicts] == ["correct", "wrong", "unparsable", "error", "correct"]
     assert verdicts[3].reason == "OSError: no namespace left"
 

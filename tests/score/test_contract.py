@@ -58,6 +58,7 @@ def test_the_second_checker_contradicts_no_label() -> None:
     assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
 
 
+OPERANDS = st.integers(2, 99)
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, r"\\times": operator.mul, "×": operator.mul}
 QUESTIONS = cells(r"""
 {} | ${}$ | \boxed{{{}}} | The answer is {}. | To find {}, we first | {} = | What is {}? | #### {} | x = {}
@@ -65,9 +66,7 @@ First {}. Then | A: {} | **{}** | Answer: **{}** | ({}) | <answer>{}</answer> | 
 """)
 
 
-@given(
-    st.integers(2, 99), st.integers(2, 99), st.sampled_from(sorted(SIGNS)), st.sampled_from(QUESTIONS), st.booleans()
-)
+@given(OPERANDS, OPERANDS, st.sampled_from(sorted(SIGNS)), st.sampled_from(QUESTIONS), st.booleans())
 def test_only_the_result_is_paid(left: int, right: int, sign: str, question: str, blanks: bool) -> None:
     """Whatever the numbers and the sentence are: the expression is not paid, the expression with its result is."""
     result = SIGNS[sign](left, right)

@@ -65,9 +65,8 @@ def test_a_machine_without_user_namespaces_is_refused(monkeypatch: pytest.Monkey
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     sandbox.check_host.cache_clear()
-    with pytest.raises(
-        ValueError, match=r"cannot make a sandbox here: bwrap: No permissions .*; allow user namespaces"
-    ):
+    said = r"cannot make a sandbox here: bwrap: No permissions .*; allow user namespaces"
+    with pytest.raises(ValueError, match=said):
         Sandboxes().check()
 
 
