@@ -25,8 +25,8 @@ SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2, "num_key_v
 @pytest.mark.slow
 def test_a_running_server_loads_mixtures(policy_folder: Path, store: Store, tmp_path: Path) -> None:
     tokenizer, folder = load_tokenizer(policy_folder), tmp_path / "mixture"
-    sizes = {**SIZES, "vocab_size": len(tokenizer), "moe_intermediate_size": 48}
-    tiny_model("qwen3_moe", **sizes, initializer_range=0.1).save_pretrained(folder)
+    model = tiny_model("qwen3_moe", **SIZES, vocab_size=len(tokenizer), moe_intermediate_size=48, initializer_range=0.1)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     policies = [commit_policy(store, number, folder, 0.01 * number) for number in range(3)]
     with Engine(INFERENCE, Rollout(), tmp_path) as engine:

@@ -86,9 +86,8 @@ def test_what_the_environment_got_is_graded(verifier: Verifier) -> None:
     call = '<tool_call>{"name": "final_result", "arguments": {"answer": "3", "confidence": 0.9}}</tool_call>'
     given = [Answer(row(call, "It is 4."), turn) for turn in (0, 1)]
     stored = [Answer(row(call, "It is 4.", answers=["3", None]), turn) for turn in (0, 1)]
-    settings = ScoreSettings()
-    assert [verdict.name for verdict in judged(verifier, settings, *given)] == ["unparsable", "wrong"]
-    assert [verdict.name for verdict in judged(verifier, settings, *stored)] == ["correct", "wrong"]
+    verdicts = [verdict.name for verdict in judged(verifier, ScoreSettings(), *given, *stored)]
+    assert verdicts == ["unparsable", "wrong", "correct", "wrong"]
 
 
 def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +131,8 @@ def test_every_library_of_the_verifier_names_it() -> None:
 
 def test_a_function_may_only_decide_or_give_a_verdict(verifier: Verifier) -> None:
     """True and False are verdicts; a Verdict has a reward and parts, and whether it is right is not its reward."""
-    right, wrong = judged(verifier, ScoreSettings(type=f"{OWN}:decides"), *answers("3", "4"))
-    assert (right, wrong) == (Verdict("correct"), Verdict("wrong"))
+    decided = judged(verifier, ScoreSettings(type=f"{OWN}:decides"), *answers("3", "4"))
+    assert decided == [Verdict("correct"), Verdict("wrong")]
     settings = ScoreSettings(type=f"{OWN}:rewards", args={f"{OWN}:rewards": {"bonus": 0.5}})
     right, wrong = judged(verifier, settings, *answers("3", "4", metadata='{"gold": "3"}'))
     assert right == Verdict("correct", reward=1.5, parts={"gold": 1.0, "bonus": 0.5})

@@ -37,8 +37,7 @@ def kinds(store: Store) -> dict[str, str]:
 
 def check_whole(store: Store, iterations: int) -> None:
     """Check that nothing is lost, doubled or damaged."""
-    found = verify(store, list(kinds(store)), deep=True)
-    assert found.findings == []
+    assert verify(store, list(kinds(store)), deep=True).findings == []
     with tempfile.TemporaryDirectory() as cache:
         for iteration in range(iterations):
             rows = datasets.trajectories(store, layout.trajectories("smoke", iteration), Path(cache))
