@@ -1,8 +1,6 @@
 """What the fingerprint of a user's own code covers, and when a run that continues with other code is refused."""
 
 import hashlib
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,12 +178,12 @@ def test_code_that_is_imported_later_is_that_of_the_fingerprint(folder: Path) ->
 def test_a_worker_that_starts_again_refuses_a_scorer_that_was_edited(folder: Path) -> None:
     """What was imported before grades on; nothing is graded by new code under the old fingerprint."""
     answer = Answer({"turns": [{"text": "19", "verdict": "wrong"}], "solutions": ["19"], "ungraded": []}, 0)
-    others = workers_of(os.getpid())
+    others = workers_of()
     with Verifier(workers=1) as verifier:
         assert verifier.call("alone:score", [(answer, {})])[0].name == "correct"
         (folder / "alone.py").write_text("def score(answer): return False\n")
         assert verifier.call("alone:score", [(answer, {})])[0].name == "correct"
-        (worker,) = workers_of(os.getpid()) - others
-        os.kill(worker, signal.SIGKILL)
+        (worker,) = workers_of() - others
+        worker.kill()
         with pytest.raises(VerifierBrokenError, match=r"the verifier broke: alone.py changed since"):
             verifier.call("alone:score", [(answer, {})])

@@ -7,10 +7,11 @@ import platform
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -40,8 +41,8 @@ _END_S = 5.0
 _LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
 ASIDE = "aside"
 """The concurrency group of what a rank answers while it carries out an order."""
-Line = tuple[str | None, int, str]
-"""The name of a logger, a level, and a text; without a name it is a line of progress."""
+Line = str | logging.LogRecord
+"""A line of progress, or a warning."""
 
 
 class RayTrainer:
@@ -171,11 +172,11 @@ class RayTrainer:
             lines: list[Line] = ray.get(self._ranks[0].lines.remote(), timeout=limit_s)
         except GetTimeoutError:
             raise RanksLostError(f"the first rank did not answer for {limit_s:g} s") from None
-        for name, level, text in lines:
-            if name is None:
-                progress(text)
+        for line in lines:
+            if isinstance(line, str):
+                progress(line)
             else:
-                logging.getLogger(name).log(level, "%s", text)
+                logging.getLogger(line.name).handle(line)
 
     def _first_cause(self, waiting: Sequence[Any]) -> Exception:
         """Return the error of a rank that failed by itself; the others only lost it. If none did, ranks were lost."""
@@ -232,7 +233,7 @@ class TrainerRank:
         self._trainer: VersionTrainer | None = None
         self._notes: Any = None
         """The notes that the ranks leave for each other while they connect; used on rank 0."""
-        self._lines: deque[Line] = deque()
+        self._lines: SimpleQueue[Line] = SimpleQueue()
 
     def begin(self) -> dict[str, str]:
         """Open store, log and device; return what must be the same in all ranks.
@@ -248,7 +249,9 @@ class TrainerRank:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, sys.stdout.fileno())
         os.dup2(file, sys.stderr.fileno())
-        logging.getLogger("tasks").addHandler(_Forwarder(self._lines))
+        warnings = QueueHandler(self._lines)
+        warnings.setLevel(logging.WARNING)
+        logging.getLogger("tasks").addHandler(warnings)
         with self._logging_errors():
             from tasks.train.mesh import new_notes, take_gpu
             from tasks.train.policy import device_of
@@ -303,7 +306,7 @@ class TrainerRank:
     @ray.method(concurrency_group=ASIDE)
     def lines(self) -> list[Line]:
         """Return progress and warnings since the last call."""
-        return [self._lines.popleft() for _ in range(len(self._lines))]
+        return [self._lines.get() for _ in range(self._lines.qsize())]
 
     @ray.method(concurrency_group=ASIDE)
     def note(self, action: str, *arguments: Any) -> Any:
@@ -317,7 +320,7 @@ class TrainerRank:
 
     def _progress(self, text: str) -> None:
         logger.info("%s", text)
-        self._lines.append((None, logging.INFO, text))
+        self._lines.put(text)
 
     @contextmanager
     def _logging_errors(self) -> Iterator[None]:
@@ -331,14 +334,3 @@ class TrainerRank:
             if lost_another(error):
                 raise RanksLostError(f"rank {self._number} lost another one: {error}") from None
             raise
-
-
-class _Forwarder(logging.Handler):
-    """Keeps warnings for the flow."""
-
-    def __init__(self, lines: deque[Line]) -> None:
-        super().__init__(logging.WARNING)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append((record.name, record.levelno, record.getMessage()))

@@ -134,19 +134,14 @@ class RayWorker:
         self.seat, self.plays = seat, seat.plays
         folder = f"{node.id[:12]}-{'grades' if seat.number is None else seat.number}"
         self.name = f"the {'grader' if seat.number is None else f'rollout worker {seat.number}'} on {node.name}"
-        self.process: Any = (
-            ray.remote(NodeWorker)
-            .options(
-                num_cpus=1,
-                num_gpus=gpus if seat.plays else 0,
-                max_concurrency=_MOST_CALLS,
-                max_restarts=0,
-                max_task_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-                runtime_env=environment(),
-            )
-            .remote(for_nodes(_of_seat(config, seat)), own_code(config), folder, plays=seat.plays)
-        )
+        actor: Any = ray.remote(NodeWorker)
+        self.process = actor.options(
+            num_cpus=1,
+            num_gpus=gpus if seat.plays else 0,
+            max_concurrency=_MOST_CALLS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            runtime_env=environment(),
+        ).remote(for_nodes(_of_seat(config, seat)), own_code(config), folder, plays=seat.plays)
 
     async def call(
         self, method: Callable[Concatenate[Worker, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
@@ -155,9 +150,8 @@ class RayWorker:
             return cast(T, await getattr(self.process, method.__name__).remote(*args, **kwargs))
         except ActorDiedError as error:
             last = str(error).strip().splitlines()[-1]
-            raise WorkerLostError(
-                f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
-            ) from error
+            why = f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
+            raise WorkerLostError(why) from error
         except RayTaskError as error:
             raise WorkerFailedError(getattr(error, "cause", error), str(error)) from error
         except RayError as error:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ _ARGUMENTS: dict[Role, list[str]] = {"reward": ["--runner", "pooling"]}
 """What vLLM's servers of a model need besides the arguments of the policy's."""
 
 
-class BesideModels:
+class BesideModels(AbstractContextManager["BesideModels"]):
     """The servers of the models beside the policy; a context manager that ends those that it started.
 
     They start when they are first needed.
@@ -42,9 +42,6 @@ class BesideModels:
         self._servers: dict[Role, list[Server]] = {}
         self._proven = set[Role]()
         self._serving = threading.Lock()
-
-    def __enter__(self) -> "BesideModels":
-        return self
 
     def __exit__(self, *_: object) -> None:
         for servers in self._servers.values():

@@ -130,8 +130,7 @@ class Client:
 
     async def __aenter__(self) -> "Client":
         connector, self._base = connect(self.url)
-        limit = aiohttp.ClientTimeout(self._timeout_s)
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=limit, connector=connector)
+        self._session = aiohttp.ClientSession(headers=self._headers, connector=connector)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -186,9 +185,8 @@ class Client:
             "seed": seed,
             "logprobs": 0,  # of the sampled token only
             "detokenize": bool(gconfig.stop),
+            **({"stop": gconfig.stop} if gconfig.stop else {}),
         }
-        if gconfig.stop:
-            parameters["stop"] = gconfig.stop
         body = {"token_ids": token_ids, "sampling_params": parameters, **({"model": adapter} if adapter else {})}
         try:
             answer, cut = await self._sample(body, self._most(gconfig.n))

@@ -63,10 +63,8 @@ class Engine(Collector):
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
         self.settings, self.rollout, self._logs = settings, rollout, logs
-        self._devices: list[list[str]] = []
+        self._devices = [] if settings.urls else deal(visible_devices(), settings.replicas, settings.ranks)
         """The GPUs of each server that it starts."""
-        if not settings.urls:
-            self._devices = deal(visible_devices(), settings.replicas, settings.ranks)
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self.served: Checkpoint | None = None

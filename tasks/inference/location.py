@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import configs
 from configs import Config
@@ -118,10 +117,11 @@ def model_fingerprints(config: Config) -> dict[Role, str]:
 
     Number format, length of the context, further arguments of vLLM and fields of requests may change what it says.
     """
-    how = dict[Role, list[Any]]()
+    prints = identities(config)
     for role, each in config.models.served().items():
-        how[role] = [each.dtype, each.max_model_len, each.extra_args, *filter(None, [getattr(each, "request", {})])]
-    return {role: identity + json.dumps(how[role], sort_keys=True) for role, identity in identities(config).items()}
+        how = [each.dtype, each.max_model_len, each.extra_args, *filter(None, [getattr(each, "request", {})])]
+        prints[role] += json.dumps(how, sort_keys=True)
+    return prints
 
 
 def identity_of(folder: Path) -> str:

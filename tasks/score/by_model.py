@@ -216,8 +216,6 @@ def messages_of(answer: Answer) -> list[dict[str, Any]]:
         line[before] = None
     messages = [{"role": "user", "content": row["prompt"]}]
     for turn in (row["turns"][each] for each in reversed(line)):
-        messages += [
-            {"role": "assistant", "content": split(turn["text"])[1]},
-            {"role": "user", "content": turn["feedback"]},
-        ]
+        messages.append({"role": "assistant", "content": split(turn["text"])[1]})
+        messages.append({"role": "user", "content": turn["feedback"]})
     return messages[:-1]

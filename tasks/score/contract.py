@@ -81,16 +81,12 @@ def _with_numbers(statement: Statement, gold: Gold) -> Compared:
             return _same_lists(gold.listed, listed), read, ""
         repeated = not listed.brackets and len(listed.distinct_names) < 2  # a number in two notations: `1/2 or 0.5`
         return repeated and number is not None and all(same(number, each) for each in listed.numbers), read, ""
-    if (
-        not 0 < len(formula) <= LONGEST
-        or _DIGIT.search(in_ascii(formula))
-        or (gold.number and golds.read_words(formula))
-    ):
+    is_short = 0 < len(formula) <= LONGEST
+    if not is_short or re.search(r"\d", in_ascii(formula)) or (gold.number and golds.read_words(formula)):
         return False, read, "" if read else storable(f"no number in {statement.text!r}")
     return _with_expression(statement, gold)
 
 
-_DIGIT = re.compile(r"\d")
 _ASIDE = re.compile(r"(?<=[\d}%])\s+\(([^(),]*)\)\s*$")
 
 
@@ -151,12 +147,9 @@ def _with_written(statement: Statement, gold: str) -> Compared | None:
     read = golds.written(text)
     if read is None and not statement.boxed and "..." not in gold:
         read = golds.last_written(statement.text)
-    if read != gold and _RATIO.fullmatch(gold):
+    if read != gold and re.fullmatch(r"\d+:\d", gold):
         return None
     return read == gold or _squeezed(text) == gold.partition("_")[0], read or text, ""
-
-
-_RATIO = re.compile(r"\d+:\d")
 
 
 def _with_expression(statement: Statement, gold: Gold) -> Compared:

@@ -125,7 +125,6 @@ _CUE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CHOICES = re.compile(r"^B\s?:", re.MULTILINE)
-_AND_OR = re.compile(r"\b(?:or|and)\s*$")
 _END = re.compile(r"(?<!\\)[.!?;](?=\s|$)|。|\n|</(?:final_)?answer>")
 
 
@@ -139,7 +138,7 @@ def _after_cue(text: str) -> str | None:
         if not sentence.strip(" *_`:$"):
             continue
         between = text[cues[-1].end() : cue.start()] if cues else "\n"
-        joint = _AND_OR.search(between)
+        joint = re.search(r"\b(?:or|and)\s*$", between)
         if joint and len(between) <= _MOST_JOINED and not _END.search(between):
             return f"{between[: joint.start()].strip()} or {sentence.strip()}"
         return sentence.strip()
@@ -262,12 +261,9 @@ def _segments(sentence: str) -> Iterator[_Segment]:
 
 def _stripped(text: str, *, last: bool) -> str:
     """Return a number without marks around it, such as brackets that do not end and a dash before the next word."""
-    text = text.strip() if last else _TRAILING_DASH.sub("", text.strip())
+    text = text.strip() if last else re.sub(r"(?<=\S)\s?-$", "", text.strip())
     closed = re.search(r"[)\]][.,;!]*$|^\|[^|\s]+\|\W*$", text)
     return text.strip(" \t!,;" if closed else " \t!,;|([")
-
-
-_TRAILING_DASH = re.compile(r"(?<=\S)\s?-$")
 
 
 def _written(segment: _Segment) -> str:

@@ -157,9 +157,8 @@ def check_scorers(settings: ScoreSettings) -> None:
             raise ValueError(f"score.type={name!r}: give a function that is not async and takes an answer first")
         private = getattr(found, "private", ())
         if isinstance(private, str) or not all(isinstance(key, str) for key in private):
-            raise ValueError(
-                f"score.type={name!r}: its attribute private is {private!r}: give a list of metadata's keys"
-            )
+            given = f"its attribute private is {private!r}"
+            raise ValueError(f"score.type={name!r}: {given}: give a list of metadata's keys")
     for name in sorted(settings.args.keys() - used):
         remedy = f"{nearest(name, used)}; score.type names {', '.join(sorted(used))}"
         raise ValueError(f"score.args.{name}: no problem has this scorer{remedy}")

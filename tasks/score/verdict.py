@@ -98,7 +98,6 @@ class Scorer(Protocol):
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         """Return the verdicts on `answers`, in order."""
-        ...
 
 
 def has_failed(name: str, reason: str) -> bool:
@@ -116,9 +115,8 @@ def checked(verdict: Verdict) -> Verdict:
     """
     if verdict.reward is None and not verdict.parts:
         return verdict
-    numbers = {"reward": verdict.reward or 0.0} | {
-        f"part {name!r} of the reward": v for name, v in verdict.parts.items()
-    }
+    parts = {f"part {name!r} of the reward": value for name, value in verdict.parts.items()}
+    numbers = {"reward": verdict.reward or 0.0} | parts
     for name, value in numbers.items():
         if not -_LARGEST < value < _LARGEST:  # also NaN
             return Verdict("error", reason=storable(f"{name} is {value!r}: give a finite number"))

@@ -117,7 +117,11 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
         *_each("--ro-bind", packages),
         *(word for path in covered for word in ("--remount-ro", path)),
         *_each("--dev-bind", _DEVICES),
-        *("--chdir", "/tmp", "--remount-ro", "/", "--", *_limited(limits), *argv),
+        *("--chdir", "/tmp", "--remount-ro", "/", "--"),
+        # Resource limits; bubblewrap's own process counts, too, and so do timers as pending signals.
+        *(_prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
+        *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", "--nofile=64"),
+        *("--core=0", "--msgqueue=0", "--sigpending=64", "--", *argv),
     ]
 
 
@@ -145,18 +149,8 @@ def _become_another(shown: Iterable[str]) -> list[str]:
 @cache
 def has_users() -> bool:
     """Return whether this process may use all ids: a container may map a few thousand only."""
-    return all(
-        Path("/proc/self", name).read_text().split()[:3] == ["0", "0", "4294967295"] for name in ("uid_map", "gid_map")
-    )
-
-
-def _limited(limits: Limits) -> list[str]:
-    """Return the beginning of a command line that sets resource limits; bubblewrap's own process counts, too."""
-    return [
-        *(_prlimit(), f"--as={limits.memory_mb << 20}", f"--nproc={limits.processes + 1}"),
-        *(f"--cpu={math.ceil(limits.cpu_s)}", f"--fsize={limits.folder_mb << 20}", "--nofile=64"),
-        *("--core=0", "--msgqueue=0", "--sigpending=64", "--"),  # also timers count as pending signals
-    ]
+    maps = (Path("/proc/self", name).read_text().split()[:3] for name in ("uid_map", "gid_map"))
+    return all(each == ["0", "0", "4294967295"] for each in maps)
 
 
 def _each(option: str, paths: Iterable[str]) -> list[str]:

@@ -54,11 +54,9 @@ class Tool(Protocol):
         Raises:
             ToolError: the call failed.
         """
-        ...
 
     async def close(self) -> None:
         """End whatever the tool keeps for its episode."""
-        ...
 
 
 def shorten(text: str, most: int) -> str:
@@ -130,4 +128,4 @@ class FunctionTool:
             raise ToolError(described(error)) from error
 
     async def close(self) -> None:
-        pass
+        """Do nothing: it keeps nothing."""

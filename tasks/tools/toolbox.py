@@ -3,14 +3,15 @@
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from configs.knobs import nearest
 from storage.visible import described
 from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError, shorten
 
 
-class Toolbox:
+class Toolbox(AbstractAsyncContextManager["Toolbox"]):
     """The tools of one episode; an asynchronous context manager, which closes them.
 
     Args:
@@ -37,9 +38,6 @@ class Toolbox:
         self.schemas: list[dict[str, Any]] = [
             {"type": "function", "function": {name: getattr(tool, name) for name in shown}} for tool in tools
         ]
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close all tools, even if one fails or hangs; then raise its error."""

@@ -1,4 +1,7 @@
-"""SIGKILL at random moments, of whatever a run with Ray consists of: nothing is lost, doubled or left."""
+"""SIGKILL at random moments, of whatever a run with Ray consists of: nothing is lost, doubled or left.
+
+Workers whose engine only waits have started a process, too: Ray ends workers, and their supervisors end the process.
+"""
 
 import os
 import random
@@ -8,15 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support import ray_cluster
-from tests.support.cluster_runs import OVERLAP, PATIENCE_S, Flow, check_whole, no_actor_is_left
-from tests.support.paths import ROOT
-from tests.support.ray_cluster import RayCluster
+from tests.support.cluster_runs import BESIDE, OVERLAP, PATIENCE_S, Flow, check_whole, no_actor_is_left
+from tests.support.ray_cluster import RayCluster, running
 from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.long
@@ -26,15 +28,13 @@ SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled
 PACE = 2
 """Iterations between two kills."""
 VLLM = "inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"
+WORKER = "ray::WaitingNode"
 SUPERVISOR, SERVER, RAYLET = "storage/processes/reaper.py", "vllm.entrypoints", "raylet/raylet"
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """A run, and what is killed of it: `processes` by name, with the class of their actor or a part of their command.
-
-    `long` says that it takes many minutes.
-    """
+    """A run, and what is killed of it: `processes` by name, with a part of their command line."""
 
     where: str
     """The fixture with its settings."""
@@ -43,12 +43,11 @@ class SetUp:
     processes: dict[str, str]
     more: tuple[str, ...] = ()
     module: str = "tests.support.waiting_node"
-    long: bool = True
 
 
 SETUPS = {
-    "local": SetUp("local_settings", ("flow",), {"worker": "ray::WaitingNode"}, long=False),
-    "workers": SetUp("settings", ("node", "flow"), {"worker": "ray::WaitingNode"} if SOAK else {}, long=False),
+    "local": SetUp("local_settings", ("flow",), {"worker": WORKER}),
+    "workers": SetUp("settings", ("node", "flow"), {"worker": WORKER} if SOAK else {}),
     "vLLM": SetUp(
         "settings",
         ("node", "flow"),
@@ -58,25 +57,7 @@ SETUPS = {
     ),
     "local Ray": SetUp("local_settings", ("ray",), {}),
 }
-DRIVER = """
-import os, sys, time
-from pathlib import Path
-from configs import load
-from tasks.cluster.connection import connected, environment
-
-class Starts:
-    def start(self, log):
-        from storage.processes.child import Child
-        self.made = Child(Path(log))
-        self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
-        return self.made.pid, self.made.folder
-
-with connected(load("demo", ["storage.root=store", f"cluster.address={sys.argv[1]}", f"storage.cache={sys.argv[2]}"])):
-    import ray
-    actor = ray.remote(Starts).options(runtime_env=environment()).remote()
-    print(*ray.get(actor.start.remote(f"{sys.argv[2]}/log")), flush=True)
-    time.sleep(600)
-"""
+"""The last two take many minutes."""
 
 
 class Killer:
@@ -106,23 +87,11 @@ class Killer:
         assert self._flow.process.wait(PATIENCE_S) != 0
         self._flow.start()
 
-    def process(self, name: str) -> Callable[[], None]:
-        """Return a function that kills an actor of a class, or a process whose command line has this text."""
-
-        def kill() -> None:
-            deadline = time.monotonic() + PATIENCE_S
-            while not (found := ray_cluster.actors(name) or [p for p in running(name) if p not in self._spared]):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            self._chance.choice(found).kill()
-
-        return kill
-
-
-def running(text: str) -> list[psutil.Process]:
-    """Return the processes of this test's cluster whose command line has a text."""
-    lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
-    return [process for process, line in lines.items() if text in line and ray_cluster.is_marked(process)]
+    def process(self, text: str) -> None:
+        """End a process whose command line has a text, as soon as there is one."""
+        while not (found := [each for each in running(text) if each not in self._spared]):
+            time.sleep(0.05)
+        self._chance.choice(found).kill()
 
 
 def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.Random) -> int:
@@ -144,8 +113,8 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
 
 
 def remains(scratch: Path) -> list[psutil.Process | Path]:
-    """Return supervisors, such as that of the session's Prefect server, vLLM servers, and temporary files of nodes."""
-    return [*running(SERVER), *running(SUPERVISOR), *scratch.iterdir()]
+    """Return supervisors, such as that of the session's Prefect server, what they end, and temporary files of nodes."""
+    return [*running(SERVER), *running(BESIDE), *running(SUPERVISOR), *scratch.iterdir()]
 
 
 def check_settled(scratch: Path, before: list[psutil.Process | Path]) -> None:
@@ -161,7 +130,7 @@ def check_settled(scratch: Path, before: list[psutil.Process | Path]) -> None:
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.timeout(scaled(900, 7200))
-@pytest.mark.parametrize("name", [name for name, setup in SETUPS.items() if SOAK or not setup.long])
+@pytest.mark.parametrize("name", scaled(["local", "workers"], [*SETUPS]))
 def test_kills_at_random_moments(
     cluster: tuple[RayCluster, str], name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -169,32 +138,14 @@ def test_kills_at_random_moments(
     setup, chance, scratch = SETUPS[name], random.Random(SEED), cluster[0].scratch
     before = remains(scratch)
     settings = [*request.getfixturevalue(setup.where), *OVERLAP, *setup.more, "run.iterations=1000"]
-    with Flow(settings, tmp_path / "log", setup.module, {"TMPDIR": str(scratch)}) as flow:
+    with Flow(settings, tmp_path / "log", setup.module, scratch) as flow:
         killer = Killer(cluster[0], flow, chance, before)
-        victims = {each: getattr(killer, each) for each in setup.victims}
-        made = kill_all(flow, victims | {each: killer.process(text) for each, text in setup.processes.items()}, chance)
-        while name == "workers" and len(ray_cluster.actors()) < 3:
+        victims: dict[str, Callable[[], None]] = {each: getattr(killer, each) for each in setup.victims}
+        victims |= {each: partial(killer.process, text) for each, text in setup.processes.items()}
+        made = kill_all(flow, victims, chance)
+        while name == "workers" and len(running(WORKER)) < 3:
             flow.wait_for(flow.newest() + 1)  # the node that has joined plays, too
         flow.interrupt()
     check_whole(flow.store, made)
-    assert no_actor_is_left(30, *(text for text in setup.processes.values() if text.startswith("ray::")))
+    assert no_actor_is_left(30)
     check_settled(scratch, before)
-
-
-@pytest.mark.parametrize("where", ["cluster", "local"])
-def test_what_a_worker_has_started_ends_with_the_flow(
-    cluster: tuple[RayCluster, str], tmp_path: Path, where: str
-) -> None:
-    """Ray ends the processes of a killed flow; supervisors then end what these have started, and remove its folder."""
-    address = cluster[0].address if where == "cluster" else "local"
-    command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
-        assert driver.stdout
-        pid, folder = driver.stdout.readline().split()
-        started = psutil.Process(int(pid))
-        driver.kill()
-    assert psutil.wait_procs([started], timeout=60)[1] == []
-    deadline = time.monotonic() + 30
-    while Path(folder).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

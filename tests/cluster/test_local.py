@@ -14,7 +14,6 @@ import psutil
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
 
-SETTINGS = ["storage.root={0}/store", "storage.cache={0}/cache", "cluster.address=local"]
 FLOW = """
 import json, os, sys
 from configs import load
@@ -37,11 +36,10 @@ print(json.dumps("ended"), flush=True)
 
 
 @contextmanager
-def flow(folder: Path, environment: dict[str, str], before: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[str]"]:
-    """Run a flow with a Ray of its own, whose TMPDIR is in the folder."""
-    folder.mkdir()
-    overrides = [override.format(folder) for override in SETTINGS]
-    command = [*before, sys.executable, "-c", FLOW, *overrides]
+def flow(folder: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
+    """Run a flow with a Ray of its own."""
+    overrides = [f"storage.root={folder}/store", f"storage.cache={folder}/cache", "cluster.address=local"]
+    command = [sys.executable, "-c", FLOW, *overrides]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, **pipes) as process:
         try:
@@ -81,10 +79,7 @@ def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
             assert not any(token in " ".join(process.cmdline()) for process in own)
         first.kill()
         wait_gone(started[0], 15)
-        assert second.stdin
-        second.stdin.write("\n")
-        second.stdin.flush()
-        assert answer(second) == "ended"
+        assert second.communicate("\n")[0] == '"ended"\n'
         wait_gone(started[1], 15)
     assert not Path(folder).parent.exists()
 

@@ -12,14 +12,9 @@ from tests.support.paths import ROOT
 KUBERNETES = "1.31"
 
 
-def manifest(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / "tasks/cluster" / name).read_text())
-    return content
-
-
 @pytest.fixture
-def kuberay() -> dict[str, Any]:
-    return manifest("kuberay.yaml")
+def kuberay() -> Any:
+    return yaml.safe_load((ROOT / "tasks/cluster/kuberay.yaml").read_text())
 
 
 def test_ray_reads_the_ray_cluster(kuberay: dict[str, Any]) -> None:
@@ -32,31 +27,29 @@ def test_ray_reads_the_ray_cluster(kuberay: dict[str, Any]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["ray"] == [f"ray=={kuberay['spec']['rayVersion']}"]
     assert kuberay["spec"]["authOptions"] == {"mode": "token"}
-    for pod in pods(kuberay):
+    for pod in templates(kuberay):
         assert {"name": "RAY_enable_metrics_collection", "value": "0"} in pod["spec"]["containers"][0]["env"]
 
 
 def test_pods_fit_the_schema_of_kubernetes(kuberay: dict[str, Any]) -> None:
-    for pod in pods(kuberay):
-        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    meta = {"metadata": {"name": "pod", "namespace": kuberay["metadata"]["namespace"]}}
+    for template in templates(kuberay):
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **meta, **template}, KUBERNETES, strict=True)
 
 
-def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pods that the operator would make, one of each group."""
-    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
-    meta = {"metadata": {"name": "pod", "namespace": cluster["metadata"]["namespace"]}}
-    return [{"apiVersion": "v1", "kind": "Pod", **meta, **group["template"]} for group in groups]
+def templates(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what the operator makes pods from, one of each group."""
+    return [each["template"] for each in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"])]
 
 
 def test_ray_up_reads_its_file() -> None:
     """Ray's schema holds, each host gets the token, and no Ray is started without it."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    config = manifest("ray-up.yaml")
+    config = yaml.safe_load((ROOT / "tasks/cluster/ray-up.yaml").read_text())
     prepared = prepare_config(config)
     validate_config(prepared)
     assert prepared["max_workers"] == len(config["provider"]["worker_ips"])
     assert "~/.ray/auth_token" in config["file_mounts"]
     starts = [line for who in ("head", "worker") for line in config[f"{who}_start_ray_commands"] if "ray start" in line]
-    assert len(starts) == 2
-    assert all("RAY_AUTH_MODE=token RAY_enable_metrics_collection=0" in line for line in starts)
+    assert ["RAY_AUTH_MODE=token RAY_enable_metrics_collection=0" in line for line in starts] == [True] * 2

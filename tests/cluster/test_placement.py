@@ -48,15 +48,6 @@ def test_present_workers_count() -> None:
     assert place(joined, needs, {Seat("0", 1)}) == [Seat("0", 0)]
 
 
-def test_what_is_missing_is_named() -> None:
-    """A cluster with too few GPUs or without a node is refused; the message names what it has."""
-    present, needs = nodes((4, 2), (4, 0)), Needs(gpus=4)
-    with pytest.raises(PlacementError, match=r"needs 1 core and 4 GPU\(s\) on .* the cluster has host-0 with 4"):
-        check(present, needs, place(present, needs))
-    with pytest.raises(PlacementError, match="the cluster has no node"):
-        check([], needs, place([], needs))
-
-
 def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was useful is replaced after a rest, others after a longer pause, until none is."""
     now = [0.0]
@@ -83,13 +74,18 @@ def test_a_node_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_worker_needs_the_gpus_of_its_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`math-32b` divides each of four servers among two GPUs, all on one node, besides the trainer's four."""
+    """`math-32b` divides each of four servers among two GPUs, all on one node, besides the trainer's four.
+
+    A cluster with too few GPUs or without a node is refused; the message names what it has.
+    """
     monkeypatch.setattr("tasks.cluster.workers.cpu_build", lambda: False)
     needs = needs_of(load("math-32b"), playing=True)
     assert needs == Needs(gpus=8)
     assert [seat for seat in place(nodes(*[(32, 0)] * 4, (64, 8)), needs) if seat.plays] == [Seat("4", 0)]
-    with pytest.raises(PlacementError, match=r"8 GPU\(s\) on one node, .* or lower inference.replicas or "):
-        check(parts := nodes((32, 4), (32, 4)), needs, place(parts, needs))
+    told = r"a worker needs 1 core and 8 GPU\(s\) on one node, .* has {}.* or lower inference.replicas or "
+    for present, having in ((nodes((32, 4), (32, 4)), "host-0 with 32 cores and 4 GPU.*; host-1"), ([], "no node")):
+        with pytest.raises(PlacementError, match=told.format(having)):
+            check(present, needs, place(present, needs))
 
 
 def test_a_store_that_cannot_be_written_hides_no_cause(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

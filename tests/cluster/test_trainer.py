@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -85,8 +86,8 @@ def test_another_mesh_goes_on(tmp_path: Path) -> None:
     assert largest_difference(mixed.tensors(len(MESHES)), alone.tensors(len(MESHES))) < 1e-6
     assert generation(mixed, len(MESHES)) == generation(alone, len(MESHES)) == ([3, 4], 1.05)
     expected = VersionTrainer(mixed.config()).distance(distance)
-    assert found
     assert found == pytest.approx(expected, rel=1e-4)
+    assert expected
 
 
 def generation(run: TrainingRun, number: int) -> tuple[list[int], float]:
@@ -98,12 +99,14 @@ def generation(run: TrainingRun, number: int) -> tuple[list[int], float]:
 
 def check_parts(manifest: Manifest, ranks: int) -> None:
     """Check that each rank has written its share."""
-    parts = {file.name for file in manifest.files if "-of-" in file.name}
-    stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
-    numbers = range(1, ranks + 1)
-    assert parts == {f"{stem}-{number:05d}-of-{ranks:05d}.safetensors" for stem in stems for number in numbers}
+    parts = [file.name for file in manifest.files if "-of-" in file.name]
+    stems, places = ("model/model", "state/critic", "state/optimizer", "state/reference"), range(1, ranks + 1)
+    assert sorted(parts) == [f"{stem}-{each:05d}-of-{ranks:05d}.safetensors" for stem in stems for each in places]
     sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
     assert max(sizes) < 1.2 * sum(sizes) / ranks
+
+
+OF_TIME = ("time/", "tokens/trained_per")
 
 
 def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,11 +120,8 @@ def test_one_rank_makes_the_bits_of_this_process(tmp_path: Path, caplog: pytest.
             made = [runs[name].train(trainer, iteration, logged.setdefault(name, [])) for iteration in range(2)]
             assert caplog.text.count("ALARM: not one of 16 trajectories has a right turn") == 2
             files = {file.name: file.sha256 for manifest in made for file in manifest.files}
-            timeless = [
-                {k: v for k, v in each.metrics.items() if not k.startswith(("time/", "tokens/trained_per"))}
-                for each in made
-            ]
-            found[name] = files, timeless
+            metrics = [{k: v for k, v in each.metrics.items() if not k.startswith(OF_TIME)} for each in made]
+            found[name] = files, metrics
     assert found["here"] == found["apart"]
     steps = {name: [re.sub(" in .* s$", "", line) for line in lines] for name, lines in logged.items()}
     assert steps["apart"][1:] == steps["here"] != []
@@ -137,8 +137,7 @@ def test_a_lost_rank_ends_the_flow_and_the_next_one_makes_the_same_bits(
 
     No other host could have reached a process of the trainer. What was committed, on S3, is whole.
     """
-    runs = [TrainingRun(tmp_path / name, 2, root=f"s3://{s3_bucket}/{tmp_path.name}-{name}") for name in ("a", "b")]
-    disturbed, quiet = runs
+    disturbed, quiet = (TrainingRun(tmp_path / n, 2, root=f"s3://{s3_bucket}/{tmp_path.name}-{n}") for n in ("a", "b"))
     with ranks_of(quiet, 1, 2) as ranks:
         for iteration in range(2):
             quiet.train(ranks, iteration)
@@ -181,16 +180,9 @@ def test_the_first_cause_is_the_error_of_a_rank_and_not_that_others_lose_it(monk
 
     from tasks.cluster import trainer
 
-    def failed(error: Exception) -> RayTaskError:
-        return RayTaskError("update", "the traceback", error)
-
-    lost, own = failed(RanksLostError("rank 0 lost another one")), failed(ValueError("no such option"))
-
-    def get(answer: Any, timeout: float) -> None:
-        raise answer
-
-    monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
+    errors = RanksLostError("rank 0 lost another one"), ValueError("no such option")
+    lost, own = (RayTaskError("update", "the traceback", error) for error in errors)
+    monkeypatch.setattr(ray, "wait", Mock())
     made = trainer.RayTrainer.__new__(trainer.RayTrainer)
     made._ranks = [object()] * 2
     cases: list[tuple[list[Any], type[Exception], str]] = [
@@ -199,6 +191,7 @@ def test_the_first_cause_is_the_error_of_a_rank_and_not_that_others_lose_it(monk
         ([lost, lost], RanksLostError, "rank 0 lost another one"),
     ]
     for answers, kind, text in cases:
+        monkeypatch.setattr(ray, "get", Mock(side_effect=answers))
         cause = made._first_cause(answers)
         assert isinstance(cause, kind)
         assert str(cause).startswith(text)

@@ -28,14 +28,10 @@ class CoinFlips(Verifier):
         self._flip = random.Random(seed)
 
     def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
-        return [self._verdict(solutions) for _, solutions in pairs]
+        return [Verdict("correct" if self._flip.random() < 0.5 else "wrong", solution=of[0]) for _, of in pairs]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
-        return self._verdict(solutions)
-
-    def _verdict(self, solutions: Sequence[str]) -> Verdict:
-        right = self._flip.random() < 0.5
-        return Verdict("correct" if right else "wrong", solution=solutions[0])
+        return self.grade([(answer, solutions)])[0]
 
 
 @contextmanager

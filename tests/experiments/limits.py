@@ -18,6 +18,7 @@ from torch import Tensor
 from configs.algorithms import PPO
 from tasks.train.components import behaviour_weights, policy_loss
 from tasks.train.samples import Floats
+from tests.experiments.runs import markdown
 
 TOKENS, CONTEXTS, VOCABULARY, DRAWS = 4096, 8, 200, 20
 
@@ -86,15 +87,12 @@ def _slope(logp: Tensor, behaviour: Tensor, advantages: Tensor, knobs: PPO) -> T
 
 
 def table() -> str:
-    lines = [
-        "| bias, error, largest error | " + " | ".join(case.name for case in CASES) + " |",
-        "|---" * (1 + len(CASES)) + "|",
-    ]
+    rows = [["bias, error, largest error", *(case.name for case in CASES)], ["---"] * (1 + len(CASES))]
     for name, option in OPTIONS.items():
         knobs = PPO.model_validate(option)
         cells = [_cell(np.array([errors(case, knobs, seed) for seed in range(DRAWS)])) for case in CASES]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return markdown(rows)
 
 
 def _cell(of_draws: Floats) -> str:
@@ -103,4 +101,4 @@ def _cell(of_draws: Floats) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(), end="")

@@ -10,6 +10,7 @@ distribution, because a bootstrap for each of 100,000 nights would take hours.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -105,20 +106,17 @@ def _promotes(
     return decide(GateEvidence(comparisons, 0.0, 0.1, [0.5], int(look)), gate).promote
 
 
-def main() -> int:
+def main() -> None:
     """Print the table: each row has a measure for the gate without and with a rule for many nights."""
     plays = ((0, "greedy"), (8, "8 sampled"))
-    rows: list[tuple[str, Callable[[Gate], str]]] = [
-        (f"equal policies, 60 nights, 200 problems, {name}", partial(_luck, samples)) for samples, name in plays
-    ]
-    for problems in (200, 1000):
-        for samples, name in plays:
-            for before in (0, 20):
-                title = f"a gain of 0.05, {problems} problems, {name}, after {before} nights without a promotion"
-                rows.append((title, partial(_power, World(problems, samples, 0.05), before)))
-    for title, measure in rows:
+    rows: dict[str, Callable[[Gate], str]] = {
+        f"equal policies, 60 nights, 200 problems, {name}": partial(_luck, samples) for samples, name in plays
+    }
+    for problems, (samples, name), before in product((200, 1000), plays, (0, 20)):
+        title = f"a gain of 0.05, {problems} problems, {name}, after {before} nights without a promotion"
+        rows[title] = partial(_power, World(problems, samples, 0.05), before)
+    for title, measure in rows.items():
         print(f"| {title} | {measure(Gate(max_by_luck=None))} | {measure(Gate())} |", flush=True)
-    return 0
 
 
 def _luck(samples: int, gate: Gate) -> str:
@@ -132,4 +130,4 @@ def _power(world: World, before: int, gate: Gate) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

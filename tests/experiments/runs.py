@@ -6,9 +6,10 @@ runs are ordinary runs with overrides, so committed work is not done again.
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -73,11 +74,8 @@ class Experiment:
         share_cores()
         logging.getLogger("httpx").setLevel(logging.WARNING)
         with temporary_server():
-            results = [
-                self._run(arm, seed, arguments.iterations, arguments.root)
-                for seed in arguments.seeds
-                for arm in self.arms
-            ]
+            each = product(arguments.seeds, self.arms)
+            results = [self._run(arm, seed, arguments.iterations, arguments.root) for seed, arm in each]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
         print(text)
@@ -134,22 +132,16 @@ class Experiment:
         """Write a Markdown table of the held-out first-turn accuracy after the last update and explaining metrics."""
         seeds, first = sorted({result.seed for result in results}), self.arms[0].name
         updates = len(results[0].numbers["training"])
-        explaining = {
-            name: title for name, title in self.explaining.items() if any(_metric([r], name) for r in results)
-        }
-        titles = ["arm", *(f"seed {seed}" for seed in seeds), "mean", f"difference to {first}", *explaining.values()]
-        lines = [
-            f"Held-out accuracy, first turn, greedy, after {updates} updates; differences paired by problem and seed.",
-            "",
-        ]
-        lines += [_line(titles), _line(["---"] * len(titles))]
+        seen = [f"seed {seed}" for seed in seeds]
+        titles = ["arm", *seen, "mean", f"difference to {first}", *self.explaining.values()]
+        about = f"Held-out accuracy, first turn, greedy, after {updates} updates"
         base = [result for result in results if result.arm == first]
-        lines.append(_row("before", base, 0, "", explaining))
-        for name in dict.fromkeys(result.arm for result in results):
-            of_arm = [result for result in results if result.arm == name]
-            difference = "" if name == first else _difference(base, of_arm)
-            lines.append(_row(name, of_arm, -1, difference, explaining))
-        return "\n".join(lines) + "\n"
+        rows = [titles, ["---"] * len(titles), _row("before", base, 0, "", self.explaining)]
+        for arm in self.arms:
+            of_arm = [result for result in results if result.arm == arm.name]
+            difference = "" if of_arm == base else _difference(base, of_arm)
+            rows.append(_row(arm.name, of_arm, -1, difference, self.explaining))
+        return f"{about}; differences paired by problem and seed.\n\n{markdown(rows)}"
 
 
 def taught_policy(config: str, seed: int, root: Path) -> Path | None:
@@ -164,10 +156,10 @@ def taught_policy(config: str, seed: int, root: Path) -> Path | None:
     return folder
 
 
-def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Mapping[str, str]) -> str:
+def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Iterable[str]) -> list[str]:
     values = [fmean(result.first_turns[place]) for result in results]
     metrics = [_metric(results, name) if place else "" for name in explaining]
-    return _line([title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *metrics])
+    return [title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *metrics]
 
 
 def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
@@ -183,5 +175,5 @@ def _metric(results: Sequence[Result], name: str) -> str:
     return f"{fmean(values):.3f}" if values else ""
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)

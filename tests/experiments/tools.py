@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.experiments.control import coin_flips
-from tests.experiments.runs import Arm, Experiment, Result
+from tests.experiments.runs import Arm, Experiment, Result, markdown
 
 _MEASURES = {"first_turn": "right", "called": "with a call", "calls_failed": "failed calls"}
 
@@ -25,15 +25,12 @@ class ToolExperiment(Experiment):
     def report(self, results: Sequence[Result]) -> str:
         """Write a Markdown table of what the held-out problems show before and after, for each arm and seed."""
         titles = [f"{title}, {when}" for title in _MEASURES.values() for when in ("before", "after")]
-        rows = [[result.arm, str(result.seed), *_cells(result)] for result in results]
-        lines = [["arm", "seed", *titles], ["---"] * (2 + len(titles)), *rows]
-        return "Held-out problems, greedy, with 95 % intervals.\n\n" + "".join(f"| {' | '.join(r)} |\n" for r in lines)
-
-
-def _cells(result: Result) -> list[str]:
-    evaluations = result.numbers["evaluations"]
-    before, after = evaluations[0], evaluations[-1]
-    return [_cell(numbers[name]) for name in _MEASURES for numbers in (before, after)]
+        rows = [["arm", "seed", *titles], ["---"] * (2 + len(titles))]
+        for result in results:
+            before, *_, after = result.numbers["evaluations"]
+            cells = [_cell(numbers[name]) for name in _MEASURES for numbers in (before, after)]
+            rows.append([result.arm, str(result.seed), *cells])
+        return f"Held-out problems, greedy, with 95 % intervals.\n\n{markdown(rows)}"
 
 
 def _cell(share: dict[str, Any] | None) -> str:

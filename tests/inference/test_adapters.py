@@ -23,7 +23,6 @@ from tasks.inference.engine import Engine
 from tasks.train.policy import load_policy, make_canary
 from tests.conftest import INFERENCE, forget
 from tests.inference.test_engine import PROMPT, own_logprobs
-from tests.support.sandbox_helpers import wait_gone
 from tests.support.train_helpers import save_random_adapter
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
@@ -56,8 +55,6 @@ def server(adapted: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) 
     with Engine(INFERENCE, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(adapted[0])
         yield engine
-        family = [psutil.Process(each.pid) for each in engine.servers]
-    wait_gone(family)
 
 
 async def ask(engine: Engine, gconfig: GenerationConfig, after: Checkpoint | None = None) -> list[Completion]:
@@ -90,13 +87,7 @@ def test_each_version_is_served_and_requests_in_flight_keep_theirs(server: Engin
 @pytest.mark.parametrize("tolerance", [1e-4, 1.0], ids=["by the canary", "though the canary allows it"])
 @pytest.mark.parametrize("noise", [0.3, 1e-5])
 def test_a_stale_adapter_is_found(
-    server: Engine,
-    adapted: list[Checkpoint],
-    policy_folder: Path,
-    tolerance: float,
-    noise: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Engine, policy_folder: Path, tolerance: float, noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has the former adapter under the new name is found, also if the update was small."""
     store, run = Store(str(tmp_path)), f"stale-{noise}-{tolerance}"

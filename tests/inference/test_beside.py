@@ -18,7 +18,7 @@ from tasks.agents.chat import Chat, load_chat
 from tasks.annotate.annotating import Question, asker
 from tasks.inference.api import InferenceError
 from tasks.inference.beside import BesideModels
-from tasks.inference.location import identities
+from tasks.inference.location import folder_of, identities
 from tests.support.engine_process import engine_core
 from tests.support.reward_model import forget_models, save_reward_model
 from tests.support.sandbox_helpers import wait_gone
@@ -59,26 +59,19 @@ def ask(models: BesideModels, config: Config, role: str, content: object) -> Ann
 def test_a_reward_is_the_classifiers_number(models: BesideModels, config: Config, chat: Chat) -> None:
     """Without any activation; a conversation that is too long gets none, and says why."""
     ids = chat.whole([{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7"}])
-    knobs = config.models.reward
-    assert knobs
-    assert knobs.path
-    model = AutoModelForSequenceClassification.from_pretrained(knobs.path)
+    model = AutoModelForSequenceClassification.from_pretrained(folder_of(config, "reward"))
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits.item()
     assert ask(models, config, "reward", tuple(ids)).value == pytest.approx(expected, abs=1e-5)
-    assert (
-        ask(models, config, "reward", (5,) * 300).problem == "300 tokens are more than models.reward.max_model_len=256"
-    )
+    problem = "300 tokens are more than models.reward.max_model_len=256"
+    assert ask(models, config, "reward", (5,) * 300).problem == problem
 
 
 @pytest.mark.long
 def test_a_teacher_tells_the_logprob_of_each_token(models: BesideModels, config: Config) -> None:
     """Of every sequence; its first token has none, and 0 is in its place."""
     sequences = ((5, 6, 7, 8), (9,), (10, 11))
-    knobs = config.models.teacher
-    assert knobs
-    assert knobs.path
-    model, expected = AutoModelForCausalLM.from_pretrained(knobs.path), list[float]()
+    model, expected = AutoModelForCausalLM.from_pretrained(folder_of(config, "teacher")), list[float]()
     for sequence in sequences:
         ids = torch.tensor([sequence])
         with torch.no_grad():
@@ -95,17 +88,18 @@ def test_servers_by_url_are_proven_to_hold_the_model(
     ask(models, config, "teacher", ((5, 6),))
     (server,) = models._servers["teacher"]
     rubric = "score.args.judge={prompt: '{{ answer }}', max_new_tokens: 4}"
-    for policy, problem in ((policies[1], None), (policies[2], "holds other weights")):
-        knobs = ["score.type=judge", rubric, f"models.judge={{path: {policy.model}, urls: ['{server.url}']}}"]
-        judged = load("smoke", knobs)
+
+    def judged_by(policy: Checkpoint) -> Annotation:
+        where = f"models.judge={{path: {policy.model}, urls: ['{server.url}']}}"
+        judged = load("smoke", ["score.type=judge", rubric, where])
         with BesideModels(judged, tmp_path) as beside:
-            if problem is None:
-                said = ask(beside, judged, "judge", "3 + 4 <|im_end|>")
-                assert said.prompt == "3 + 4 <|im_end|>"
-                assert said == ask(beside, judged, "judge", "3 + 4 <|im_end|>")  # greedy
-            else:
-                with pytest.raises(InferenceError, match=problem):
-                    ask(beside, judged, "judge", "3 + 4")
+            return ask(beside, judged, "judge", "3 + 4 <|im_end|>")
+
+    said = judged_by(policies[1])
+    assert said.prompt == "3 + 4 <|im_end|>"
+    assert said == judged_by(policies[1])  # greedy
+    with pytest.raises(InferenceError, match="holds other weights"):
+        judged_by(policies[2])
 
 
 @pytest.mark.long

@@ -117,10 +117,8 @@ def test_each_server_gets_its_own_devices(
 ) -> None:
     """One that has died in a swap or in a rollout gets the same devices again. The trainer's process still sees all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
-    started: list[str] = []
-    monkeypatch.setattr(
-        Server, "start", lambda _, __, environment, ___: started.append(environment["CUDA_VISIBLE_DEVICES"])
-    )
+    started = list[dict[str, str]]()
+    monkeypatch.setattr(Server, "start", lambda _, __, environment, ___: started.append(environment))
     monkeypatch.setattr(Server, "wait_until_healthy", lambda _: None)
     died = iter([False, False, True, True, True, True])
     monkeypatch.setattr(Server, "lost", lambda _: next(died))
@@ -130,7 +128,7 @@ def test_each_server_gets_its_own_devices(
         engine.serve(policies[0])
         engine.serve(policies[1])
         engine.repair(1)
-    assert started == ["5,6", "7,8", "5,6", "7,8", "7,8"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in started] == ["5,6", "7,8", "5,6", "7,8", "7,8"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
 
 
@@ -159,20 +157,19 @@ def test_an_engine_that_cannot_start_its_servers_starts_none(
         ("0123", {"replicas": 2}, {"judge": [["1"], ["2"]], "reward": [["0"]]}),
         ("01", {"devices": [1]}, {"judge": [["1"]], "reward": [["0"]]}),
         ("", {"replicas": 2}, {"judge": [[], []], "reward": [[]]}),
-        ("01", {}, r"models\.reward\.replicas=1 .* find 0 beside the policy's.*models\.reward\.devices"),
     ],
 )
 def test_models_beside_the_policy_have_the_devices_before_its_own(
-    visible: str, knobs: dict[str, Any], dealt: dict[str, Any] | str
+    visible: str, knobs: dict[str, Any], dealt: dict[str, Any]
 ) -> None:
     """Where one is missing the run is refused; a policy on servers that are given by URL needs none."""
     models = Models(judge=Judge(path="j", **knobs), reward=ServedModel(path="r"))
-    if isinstance(dealt, str):
-        with pytest.raises(InferenceError, match=dealt):
-            deal_beside(models, Inference(), list(visible))
-        assert deal_beside(models, Inference(urls=["http://x"]), ["0", "1"]) == {"judge": [["1"]], "reward": [["0"]]}
-    else:
-        assert deal_beside(models, Inference(), list(visible)) == dealt
+    assert deal_beside(models, Inference(), list(visible)) == dealt
+    both = Models(judge=Judge(path="j"), reward=ServedModel(path="r"))
+    few = r"models\.reward\.replicas=1 .* find 0 beside the policy's.*models\.reward\.devices"
+    with pytest.raises(InferenceError, match=few):
+        deal_beside(both, Inference(), ["0", "1"])
+    assert deal_beside(both, Inference(urls=["http://x"]), ["0", "1"]) == {"judge": [["1"]], "reward": [["0"]]}
 
 
 @pytest.fixture

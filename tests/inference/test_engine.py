@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from tests.support.sandbox_helpers import wait_gone
 pytestmark = pytest.mark.slow
 
 PROMPT = [5, 6, 7, 8]
+Again = Callable[..., Engine]
 
 
 def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = PROMPT) -> list[Completion]:
@@ -42,6 +43,11 @@ def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = P
             return await connection.generate(token_ids, gconfig, seed=7, replica=0)
 
     return asyncio.run(ask())
+
+
+def versions(engine: Engine) -> set[int]:
+    """Return the policy versions of the tokens of a new completion."""
+    return {number for made in generate(engine, GenerationConfig(max_new_tokens=4)) for number in made.versions}
 
 
 def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float) -> list[float]:
@@ -79,16 +85,6 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
         assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
 
 
-async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
-    """Request long completions and swap in `policy` after `delay_s`; return the completions."""
-    async with engine.connect() as connection:
-        long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
-        asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
-        await asyncio.sleep(delay_s)
-        await asyncio.to_thread(engine.serve, policy)
-        return await asked
-
-
 def test_texts_and_tokens_end_a_completion(engine: Engine, policies: list[Checkpoint]) -> None:
     """What ends it is returned, since the policy sampled it, and nothing after it: also an end of a turn that only the
     request names.
@@ -111,15 +107,22 @@ def test_texts_and_tokens_end_a_completion(engine: Engine, policies: list[Checkp
 
 def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
     """They continue with the new weights, tokens record their version, and the new weights recompute the KV cache."""
-    mixed: list[Completion] = []
-    delay_s = 0.1
+    mixed, delay_s = list[Completion](), 0.1
+
+    async def swap_in_flight() -> list[Completion]:
+        async with engine.connect() as connection:
+            long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
+            asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
+            await asyncio.sleep(delay_s)
+            await asyncio.to_thread(engine.serve, policies[2])
+            return await asked
+
     for _ in range(20):  # the server's speed depends on the load of the machine
         engine.serve(policies[1])
-        completions = asyncio.run(swap_in_flight(engine, policies[2], delay_s))
+        completions = asyncio.run(swap_in_flight())
         if mixed := [completion for completion in completions if set(completion.versions) == {1, 2}]:
             break
-        was_early = completions[0].versions[0] == 2
-        delay_s *= 1.6 if was_early else 0.7
+        delay_s *= 1.6 if completions[0].versions[0] == 2 else 0.7  # 2: it was early
     assert mixed
     for completion in mixed[:5]:
         assert completion.versions == sorted(completion.versions)
@@ -179,25 +182,23 @@ def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: lis
     with pytest.raises(AssertionError, match="serve a policy first"):
         generate(engine, GenerationConfig())
     engine.serve(policies[1])
-    assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {1}
+    assert versions(engine) == {1}
     engine.serve(policies[0])
 
 
-def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engine: Engine, tmp_path: Path) -> None:
+def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], again: Again) -> None:
     """When the flow fails, an overlapped rollout must neither wait for retries nor restart servers."""
-    with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
+    with again() as other:
         other.serve(policies[0])
-        forget(engine)
     with pytest.raises(InferenceError, match="closed while a rollout was playing"):
         generate(other, GenerationConfig())
 
 
 @pytest.fixture
-def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """Yield the session's server with the canary tolerance that half precision needs."""
-    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
-    with Engine(settings, Rollout(), tmp_path) as other:
-        yield other
+def again(engine: Engine, tmp_path: Path) -> Iterator[Again]:
+    """Yield a function that makes another engine, with the knobs that it gets, of the session's server."""
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128)
+    yield lambda **knobs: Engine(settings.model_copy(update=knobs), Rollout(), tmp_path)
     forget(engine)
 
 
@@ -205,18 +206,12 @@ def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     ("noise", "told"), [(1e-8, True), (3e-3, False)], ids=["found by sums of weights", "found by the canary"]
 )
 def test_a_new_label_on_old_weights_is_found(
-    wide: Engine,
-    checkpoint_store: Store,
-    policy_folder: Path,
-    noise: float,
-    told: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    again: Again, store: Store, policy_folder: Path, noise: float, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found even if the update was small and its effect is below the tolerance of 0.1."""
-    number = 100 if told else 200
-    before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
-    after = commit_policy(checkpoint_store, number + 1, before.model, noise)
-    again = commit_policy(checkpoint_store, number + 2, after.model)
+    before = commit_policy(store, 100, policy_folder, 0.02)
+    after = commit_policy(store, 101, before.model, noise)
+    same = commit_policy(store, 102, after.model)
     step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
     assert step < 0.1
     if not told:
@@ -225,42 +220,36 @@ def test_a_new_label_on_old_weights_is_found(
     async def relabel(client: Client, _: Path, version: int) -> None:
         await client.set_weight_version(version)
 
-    wide.serve(before)
-    with monkeypatch.context() as patched:
-        patched.setattr(Client, "_reload", relabel)
-        with pytest.raises(InferenceError, match=r"does not serve .*(it holds other weights in .*layer 0|before)"):
-            wide.serve(after)
-        with pytest.raises(InferenceError, match="does not serve"):
-            wide.serve(after)  # as another command would, which does not know of the failure
-    wide.serve(before)
-    wide.serve(after)
-    wide.serve(again)  # the same weights under another version are no error
-    assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
+    with again(canary_tolerance=0.1) as other:  # which half precision needs
+        other.serve(before)
+        with monkeypatch.context() as patched:
+            patched.setattr(Client, "_reload", relabel)
+            with pytest.raises(InferenceError, match=r"does not serve .*(it holds other weights in .*layer 0|before)"):
+                other.serve(after)
+            with pytest.raises(InferenceError, match="does not serve"):
+                other.serve(after)  # as another command would, which does not know of the failure
+        for policy in (before, after, same):  # the same weights under another version are no error
+            other.serve(policy)
+        assert versions(other) == {same.number}
 
 
 def test_weights_in_another_form_are_proven_by_the_canary(
-    engine: Engine,
-    policies: list[Checkpoint],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    again: Again, policies: list[Checkpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server may round or arrange them differently, or lack the extension that tells them.
 
     It needs a tolerance, unless that of float32 is kept: nothing else would show a small update. The error comes before
     the first rollout, and says what to do.
     """
-    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, dtype="float16")
-    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="nothing proves that"):
+    with again(dtype="float16") as other, pytest.raises(InferenceError, match="nothing proves that"):
         other.serve(policies[1])
-    with Engine(settings.model_copy(update={"canary_tolerance": 0.1}), Rollout(), tmp_path) as other:
+    with again(dtype="float16", canary_tolerance=0.1) as other:
         for policy in policies:
             other.serve(policy)
     assert caplog.text.count("The canary alone proves what it serves") == 1
     monkeypatch.setattr(Client, "_call_workers", AsyncMock(return_value=None))
-    with Engine(settings, Rollout(), tmp_path) as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
+    with again(dtype="float16") as other, pytest.raises(InferenceError, match="--worker-extension-cls"):
         other.serve(policies[1])
-    forget(engine)
 
 
 def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
@@ -296,15 +285,13 @@ NAMES_ANOTHER = [*["a frame"] * 20, "RuntimeError: Engine core initialization fa
 FAULT = ["RuntimeError: no config.json in this folder", "  with more about it", "(APIServer) INFO sends sigterm"]
 TRACEBACK = ["Traceback (most recent call last):", "  a frame"]
 PREFIXED = [f"(EngineCore pid=7) ERROR {line}" for line in [*TRACEBACK, "Exception: look for the root cause"]]
+LOG = "\n".join([*TRACEBACK, *FAULT, *PREFIXED, *TRACEBACK, *NAMES_ANOTHER])
 
 
-@pytest.mark.parametrize("log", [FAULT[:1], [*TRACEBACK, *FAULT, *PREFIXED, *TRACEBACK, *NAMES_ANOTHER]])
-def test_a_server_that_does_not_start_is_reported(
-    log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error shows the end of the server's log; if it only names a root cause above, the end of that."""
     failing = tmp_path / "failing.py"
-    failing.write_text(f"import sys; sys.exit({chr(10).join(log)!r})")
+    failing.write_text(f"import sys; sys.exit({LOG!r})")
     monkeypatch.setattr(launch, "__file__", str(failing))
     (tmp_path / "config.json").write_text("{}")
     server = Server(INFERENCE, tmp_path / "vllm.log")
@@ -340,40 +327,35 @@ def impatient(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["before", "in"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_swap_goes_on_after_its_engine_has_died(
-    impatient: Engine, policies: list[Checkpoint], moment: str, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that takes requests lives on, and vLLM leaves some of them without an answer."""
-    impatient.serve(policies[1])
-    core, reload = engine_core(impatient.servers[0]), Client._reload
-
-    async def reload_killed(client: Client, model: Path, version: int) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the next attempt meets another server
-            core.send_signal(number)
-        await reload(client, model, version)
-
-    if moment == "before":
-        core.send_signal(number)
-    else:
-        monkeypatch.setattr(Client, "_reload", reload_killed)
-    impatient.serve(policies[2])
-    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {2}
-    wait_gone([core])
-    impatient.serve(policies[0])
-
-
-@pytest.mark.long
+@pytest.mark.parametrize("moment", ["before a request", "before a swap", "in a swap"])
 @pytest.mark.parametrize("victim", ["server", "engine", "silent engine"])
-def test_a_request_is_answered_after_a_death(impatient: Engine, policies: list[Checkpoint], victim: str) -> None:
-    """Its server is started again with the newest policy, and nothing of the old one is left."""
+def test_what_has_died_is_started_again(
+    impatient: Engine, policies: list[Checkpoint], moment: str, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the newest policy, and nothing of the old server is left.
+
+    The process that takes requests may live on, and vLLM leaves some of them without an answer.
+    """
     impatient.serve(policies[1])
     (server,) = impatient.servers
-    first = psutil.Process(server.pid)
+    first, reload = psutil.Process(server.pid), Client._reload
     family = [first, *first.children(recursive=True)]
     target = first if victim == "server" else engine_core(server)
-    target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
-    assert {v for c in generate(impatient, GenerationConfig(max_new_tokens=4)) for v in c.versions} == {1}
+
+    def strike() -> None:
+        target.send_signal(signal.SIGSTOP if victim == "silent engine" else signal.SIGKILL)
+
+    async def struck(client: Client, model: Path, version: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the next attempt meets another server
+            strike()
+        await reload(client, model, version)
+
+    newest = policies[1] if moment == "before a request" else policies[2]
+    if moment == "in a swap":
+        monkeypatch.setattr(Client, "_reload", struck)
+    else:
+        strike()
+    impatient.serve(newest)
+    assert versions(impatient) == {newest.number}
     wait_gone(family)
     impatient.serve(policies[0])

@@ -21,6 +21,7 @@ from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 from tasks.train.policy import make_canary
 from tests.conftest import INFERENCE
+from tests.inference.test_mixtures import SIZES
 from tests.support.train_helpers import tiny_model
 
 SWAPS = 200
@@ -32,10 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 @pytest.fixture
 def model(policies: list[Checkpoint], tmp_path: Path) -> PreTrainedModel:
     """Return a random model with tied embeddings and biases, in folders for its versions and for wrong weights."""
-    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = tiny_model(
-        "qwen2", tied=True, vocab_size=len(load_tokenizer(policies[0].model)), initializer_range=0.1, **sizes
-    )
+    vocabulary = len(load_tokenizer(policies[0].model))
+    model = tiny_model("qwen2", tied=True, vocab_size=vocabulary, initializer_range=0.1, **SIZES)
     for name in ("0", "1", "wrong"):
         shutil.copytree(policies[0].model, tmp_path / name)
         model.config.save_pretrained(tmp_path / name)

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from storage.logs import catalog
@@ -38,12 +37,12 @@ def main() -> None:
         ("run.overlap=true: a stream plays episodes meanwhile", drawings.read_spans(store, "demo-overlap", SHOWN)),
     ]
     drawings.draw_timeline(panels, MAIN / "iteration.png")
-    copy(Path(store.path("runs/demo/report/learning_curve.png")), MAIN / "learning_curve.png")
+    shutil.copyfile(store.path("runs/demo/report/learning_curve.png"), MAIN / "learning_curve.png")
     language_model = "runs/demo-llm/report/learning_curve.png"
     if store.exists(language_model):  # an hour's run, which is not made here
-        copy(Path(store.path(language_model)), MAIN / "language_model.png")
+        shutil.copyfile(store.path(language_model), MAIN / "language_model.png")
     photograph(store, audit)
-    for path in sorted(path for folder in (MAIN, AUDIT) for path in folder.glob("*.png")):
+    for path in (*sorted(MAIN.glob("*.png")), *sorted(AUDIT.glob("*.png"))):
         screenshots.shrink(path)
         size = path.stat().st_size
         print(f"{path.relative_to(ROOT)}: {size:,} bytes")
@@ -53,24 +52,22 @@ def main() -> None:
 
 def make_runs(root: str) -> str:
     """Run what the store lacks; returns the newest audit of the demo."""
-    place = f"storage.root={root}"
-    store = Store(root)
-    _unless(lambda: store.exists("runs/demo/report/summary.json"), "flows.math_mt_ppo", "demo", place)
-    _unless(lambda: store.exists("runs/demo-overlap/report/summary.json"), "flows.math_mt_ppo", "demo", place, *OVERLAP)
-    _unless(lambda: _newest_audit(store) != "", "flows.audit_trajectories", "--fail-on", "never", "demo", place)
+    place, store = f"storage.root={root}", Store(root)
+    for name, overrides in {"demo": [], "demo-overlap": OVERLAP}.items():
+        if not store.exists(f"runs/{name}/report/summary.json"):
+            _run("flows.math_mt_ppo", "demo", place, *overrides)
+    if not _newest_audit(store):
+        _run("flows.audit_trajectories", "--fail-on", "never", "demo", place)
     return _newest_audit(store)
 
 
-def _unless(done: Callable[[], bool], *command: str) -> None:
-    if not done():
-        print(f"python -m {' '.join(command)}", flush=True)
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
+def _run(*command: str) -> None:
+    print(f"python -m {' '.join(command)}", flush=True)
+    subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
 
 
 def _newest_audit(store: Store) -> str:
     """The newest committed audit of the demo; empty without one."""
-    if not store.exists("catalog/00000000.json"):
-        return ""
     audits = (entry.version for entry in reversed(catalog.read_all(store)) if entry.kind == "audit")
     return next((version for version in audits if manifests.committed(store, version)), "")
 
@@ -79,11 +76,10 @@ def photograph(store: Store, audit: str) -> None:
     """The audit's report, the reader, and a run on the live page and in Prefect's pages."""
     (report,) = Path(store.path(audit)).glob("*/report.html")
     with screenshots.open_browser() as browser:
-        plain = browser.new_context(viewport={"width": 1280, "height": 820})
+        plain = browser.new_context(viewport=screenshots.SIZE)
         screenshots.shoot(plain, report.as_uri(), AUDIT / "report.png")
-        with screenshots.open_app(
-            "tasks.audit", "--root", store.root, "read", "runs/demo/trajectories/000050"
-        ) as address:
+        reader = ("tasks.audit", "--root", store.root, "read", "runs/demo/trajectories/000050")
+        with screenshots.open_app(*reader) as address:
             page = plain.new_page()
             page.goto(address)
             page.locator("td a.id").first.click()
@@ -100,11 +96,6 @@ def photograph(store: Store, audit: str) -> None:
             page.get_by_text("Task Runs", exact=True).click()  # the log names folders of this machine
             page.wait_for_timeout(4 * screenshots.SETTLE_MS)
             page.screenshot(path=MAIN / "prefect.png")
-
-
-def copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ViewportSize, sync_playwright
 
 from flows.launch import prefect_server
 from storage.processes.child import Child
 from tests.support.paths import ROOT
 
-SIZE = {"width": 1280, "height": 820}
+SIZE: ViewportSize = {"width": 1280, "height": 820}
 SETTLE_MS = 1500
 """Time for a page to draw its charts."""
 
@@ -43,7 +43,6 @@ def shoot(context: BrowserContext, address: str, path: Path) -> None:
     page = context.new_page()
     page.goto(address)
     page.wait_for_timeout(SETTLE_MS)
-    path.parent.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=path)
     page.close()
 
@@ -71,7 +70,7 @@ def open_prefect(browser: Browser) -> Iterator[tuple[BrowserContext, str]]:
         settings = {"PREFECT_SERVER_UI_API_URL": f"{address}/api"}
         prefect_server.start(server, listener, password, os.environ | settings)
     try:
-        context = browser.new_context(viewport={"width": SIZE["width"], "height": SIZE["height"]})
+        context = browser.new_context(viewport=SIZE)
         secret = base64.b64encode(password.encode()).decode()
         context.add_init_script(
             f"localStorage.setItem('prefect-password', '{secret}');"
@@ -82,10 +81,10 @@ def open_prefect(browser: Browser) -> Iterator[tuple[BrowserContext, str]]:
         server.close()
 
 
-def shrink(path: Path, colors: int = 64) -> None:
+def shrink(path: Path) -> None:
     """Reduce a picture to a palette: screenshots need no more, and repositories are cloned whole."""
     from PIL import Image
 
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(colors)
+        small = picture.convert("RGB").quantize(64)
     small.save(path, optimize=True)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import ConfigError, load
+from configs.models import Role
 from configs.score import Score as ScoreSettings
 from storage.records import Annotation
 from tasks.score.by_model import JudgeScorer, RewardModelScorer, messages_of
@@ -174,11 +175,9 @@ def test_a_reward_model_reads_the_conversation_up_to_the_turn() -> None:
 
 def test_scores_are_named_by_the_model() -> None:
     """Another model's scores have another name; scorers without a model keep the name that they had."""
-    judged, verified = (
-        {scorer_fingerprint(ScoreSettings(type=name), {"judge": model}) for model in ("sha256:1", "sha256:2")}
-        for name in ("judge", "math-verify")
-    )
-    assert (len(judged), verified) == (2, {scorer_fingerprint(ScoreSettings())})
+    models: list[dict[Role, str]] = [{"judge": "sha256:1"}, {"judge": "sha256:2"}]
+    assert len({scorer_fingerprint(ScoreSettings(type="judge"), each) for each in models}) == 2
+    assert len({scorer_fingerprint(ScoreSettings(), each) for each in ({}, *models)}) == 1
 
 
 TEACHER, SERVICE = "models.teacher.path=x", "models.judge={{name: x, urls: ['http://x'], {}}}"
@@ -195,7 +194,7 @@ TEACHER, SERVICE = "models.teacher.path=x", "models.judge={{name: x, urls: ['htt
         (["score.type=judge", SERVICE.format("max_model_len: 9")], "max_model_len=9 has no effect with name"),
         (["score.type=judge", SERVICE.format("request: {n: 2}")], "request={'n': 2}: leave out n"),
         (["models.teacher.path=x", "models.teacher.checkpoint=r@1"], "path='x' has no effect with checkpoint"),
-        (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect"),
+        (["score.group=true", "score.type=reward-model", "models.reward.path=x"], "score.group has no effect: reward"),
     ],
 )
 def test_models_without_use_and_use_without_models_are_refused(knobs: list[str], said: str) -> None:

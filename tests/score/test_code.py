@@ -5,18 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.problems import FileSource
 from configs.score import Score
-from tasks.problems import load_problems
 from tasks.score.code import _MAIN, judge_program, program_in, same_lines, same_result
 from tasks.score.scorers import Scorers, check_scorers
 from tasks.score.verdict import Answer, ProgramError
 from tasks.score.verifier import Verifier
+from tests.problems.test_problems import load_rows
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
 CALLS = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
@@ -24,14 +24,19 @@ ONE_CALL = {"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}
 ZEROS = f"[1{'0' * 4999}]"
 USUAL = "reduce(sub, [a, b], 6) + pow(2, 3, 5) - Counter([a, b])[a] - bisect.bisect([1, 2], b) + copy.copy(a) - 1"
 """Names of common modules, and one that a module would hide."""
+FORGED = """
+import atexit
+def add(a, b): return a + b
+atexit.register(print, "result of the last call: " + "[" * 200_000)
+"""
+"""A program can forge any line, also one that cannot be read: that costs its own turn, and is no error."""
 READS = "print(sum(map(int, input().split())))"
 
 
 def run(program: str, given: str) -> str:
     """Run a program without any sandbox: those of these tests are ours."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MAIN, program], input=given, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _MAIN, program]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ProgramError(f"exit status {done.returncode}")
     return done.stdout
@@ -65,6 +70,7 @@ def block(program: str) -> str:
         (block(f"from __future__ import annotations\ndef add(a: List[int], b): return {USUAL}"), ONE_CALL, "correct"),
         (block("pass"), {"fn_name": "gcd", "inputs": ["4\n6"], "outputs": ["2"]}, "wrong"),  # not its own function
         (block("def f(): return [10**4999]"), {"fn_name": "f", "inputs": [""], "outputs": [ZEROS]}, "correct"),
+        (block(FORGED), ONE_CALL, "wrong"),
         (block(READS), {}, "error"),
     ],
 )
@@ -133,10 +139,8 @@ def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
         return run(program, given)
 
     texts = [block(READS), block("print(0)"), "no code", block("broken"), block(READS)]
-    scorers = Scorers(
-        Score(type={"default": "math-verify", "code": "code"}, args={"code": {"at_once": 3}}), verifier, runs
-    )
-    verdicts = scorers.judge([answer(text) for text in texts])
+    settings = Score(type={"default": "math-verify", "code": "code"}, args={"code": {"at_once": 3}})
+    verdicts = Scorers(settings, verifier, runs).judge([answer(text) for text in texts])
     assert [verdict.name for verdict in verdicts] == ["correct", "wrong", "unparsable", "error", "correct"]
     assert verdicts[3].reason == "OSError: no namespace left"
 
@@ -162,21 +166,9 @@ def test_programs_run_in_sandboxes(verifier: Verifier) -> None:
         assert verdict.reason.startswith(reason)
 
 
-def test_a_result_that_cannot_be_read_is_wrong() -> None:
-    """A program can forge any line, also one of 200,000 brackets: that costs its own turn, and is no error."""
-    verdict = judge_program(
-        answer(block("def add(a, b): pass"), CALLS), lambda *_: f"result of the last call: {'[' * 200_000}"
-    )
-    assert (verdict.name, verdict.reason) == ("wrong", "test 1: another result")
-
-
 def test_without_sandboxes_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no unsafe fall-back: the error comes before anything starts."""
-
-    def check_host() -> None:
-        raise ValueError("sandboxes need the program bwrap: apt-get install bubblewrap")
-
-    monkeypatch.setattr("tasks.score.scorers.check_host", check_host)
+    monkeypatch.setattr("tasks.score.scorers.check_host", Mock(side_effect=ValueError("sandboxes need bwrap")))
     with pytest.raises(ValueError, match="bwrap"):
         check_scorers(Score(type="code"))
 
@@ -188,9 +180,7 @@ def test_problems_of_the_seed_system_are_scored(tmp_path: Path) -> None:
     tests = [{"inputs": ["1"], "outputs": []}, {"inputs": [], "outputs": []}, {"inputs": [1], "outputs": ["1"]}]
     texts = ["{", *map(json.dumps, tests)]
     bad = [{**good, "query_id": f"b{number}", "input_output": text} for number, text in enumerate(texts)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [good, called, *bad]))
-    found = load_problems(FileSource(kind="jsonl", path=str(path), preset="areal"), 0.9)
+    found = load_rows(tmp_path, [good, called, *bad], preset="areal")
     assert [(problem.source, problem.solutions) for problem in found.problems] == [("code", []), ("code", ["def add…"])]
     assert [json.loads(problem.metadata)["input_output"] for problem in found.problems] == [SUMS, CALLS]
     assert len(found.bad) == 4

@@ -29,7 +29,10 @@ CASES = labelled("grading.jsonl")
 FIRST = 568
 """Labels of all kinds; those behind them are mostly of words, about which the second checker has no opinion."""
 ALONE = labelled("grading_alone.jsonl")
-"""Answers in which the second checker, which reads fewer words, finds another number or none."""
+"""Answers in which the second checker, which reads fewer words, finds another number or none.
+
+The last three were errors of the scorer, too many of which stop a run: math-verify cannot compare them.
+"""
 LANGUAGES = labelled("grading_languages.jsonl")
 """Denials and answers in other languages than English, of which the second checker knows nothing."""
 NOTATIONS = labelled("grading_notations.jsonl")
@@ -55,6 +58,7 @@ def test_the_second_checker_contradicts_no_label() -> None:
     assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
 
 
+OPERANDS = st.integers(2, 99)
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, r"\\times": operator.mul, "×": operator.mul}
 QUESTIONS = cells(r"""
 {} | ${}$ | \boxed{{{}}} | The answer is {}. | To find {}, we first | {} = | What is {}? | #### {} | x = {}
@@ -62,9 +66,7 @@ First {}. Then | A: {} | **{}** | Answer: **{}** | ({}) | <answer>{}</answer> | 
 """)
 
 
-@given(
-    st.integers(2, 99), st.integers(2, 99), st.sampled_from(sorted(SIGNS)), st.sampled_from(QUESTIONS), st.booleans()
-)
+@given(OPERANDS, OPERANDS, st.sampled_from(sorted(SIGNS)), st.sampled_from(QUESTIONS), st.booleans())
 def test_only_the_result_is_paid(left: int, right: int, sign: str, question: str, blanks: bool) -> None:
     """Whatever the numbers and the sentence are: the expression is not paid, the expression with its result is."""
     result = SIGNS[sign](left, right)
@@ -92,12 +94,6 @@ def test_a_placeholder_is_no_solution(solution: str) -> None:
     assert grade("5", (solution,)).reason.startswith("no solution")
     assert grade("5", (solution, "5")).name == "correct"
     assert grade("no number", ("5",)).reason == "no number in 'no number'"
-
-
-def test_what_math_verify_cannot_compare_is_wrong(verifier: Verifier) -> None:
-    """These were errors of the scorer, too many of which stop a run."""
-    pairs = [("\\boxed{x = 2}", [r"x \neq 2"]), (r"\boxed{\frac{0}{0}}", ["1"]), (r"\boxed{1}", [r"\frac{0}{0}"])]
-    assert [verdict.name for verdict in verifier.grade(pairs)] == ["wrong"] * 3
 
 
 @pytest.mark.slow

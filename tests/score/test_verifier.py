@@ -19,11 +19,11 @@ import pytest
 
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import wait_gone
 from tests.support.soak import scaled
 
 ENDLESS = "$9^{9^{9^{9}}}$"
-ALONE = "tests.support.math_verify_alone:grade"
-Library = partial(Verifier, function=ALONE)
+Library = partial(Verifier, function="tests.support.math_verify_alone:grade")
 """A verifier that gives whole texts to math-verify: no rule decides before it, so answers can be endless or huge."""
 
 
@@ -33,19 +33,14 @@ def verifier() -> Iterator[Verifier]:
         yield verifier
 
 
-def workers_of(pid: int) -> set[int]:
+def workers_of(pid: int | None = None) -> set[psutil.Process]:
+    """Return the workers of a process, by default of this one."""
     found = set()
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if "spawn_main" in " ".join(child.cmdline()):
-                found.add(child.pid)
+                found.add(child)
     return found
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def slow(terms: int) -> tuple[str, list[str]]:
@@ -57,16 +52,15 @@ def slow(terms: int) -> tuple[str, list[str]]:
 @pytest.mark.slow
 def test_a_timeout_hits_only_the_endless_answer() -> None:
     """Endless answers lose only their own verdicts, not those of answers sent with them."""
-    pairs = [(rf"\boxed{{{number}}}", ["7"]) for number in range(12)]
-    pairs[3:3] = [(ENDLESS, ["7"])]
-    pairs[9:9] = [("\\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}", ["7"])]
+    answers = [rf"\boxed{{{number}}}" for number in range(12)]
+    answers[3:3] = [ENDLESS]
+    answers[9:9] = ["\\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}"]
     with Library(workers=1, timeout_s=1) as verifier:
-        verdicts = verifier.grade(pairs)
-        expected = ["wrong"] * len(pairs)
-        expected[3], expected[9] = "timeout", "unparsable"
-        expected[8] = "correct"
-        assert [verdict.name for verdict in verdicts] == expected
-        assert verdicts[3].reason == "needs more than 1 s of processor time"
+        verdicts = verifier.grade([(answer, ["7"]) for answer in answers])
+    expected = ["wrong"] * len(answers)
+    expected[3], expected[8], expected[9] = "timeout", "correct", "unparsable"
+    assert [verdict.name for verdict in verdicts] == expected
+    assert verdicts[3].reason == "needs more than 1 s of processor time"
 
 
 @pytest.mark.slow
@@ -86,19 +80,19 @@ def test_waiting_has_an_end() -> None:
 @pytest.mark.timeout(scaled(600, 7200))
 def test_workers_killed_at_random_moments_cost_nothing() -> None:
     """Every answer is graded, whatever the pool was doing when a worker was killed; no thread or worker is left."""
-    random, others = Random(1), workers_of(os.getpid())
+    random, others = Random(1), workers_of()
     with Library(workers=2) as verifier:
         threads = threading.active_count()
         for kill in range(scaled(sample=20, all_of_it=2000)):
-            while not (workers := workers_of(os.getpid()) - others):  # the pool is being replaced
+            while not (workers := workers_of() - others):  # the pool is being replaced
                 time.sleep(0.01)
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(workers.pop(), signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                workers.pop().kill()
             time.sleep(random.random() * 0.12)  # a dead worker is noticed within 0.1 s
             waiting = verifier._submit([(f"{kill}.{number}", [f"{kill}.{number}"]) for number in range(40)])
             assert {future.result(timeout=300).name for future in waiting} == {"correct"}
         assert threading.active_count() <= threads + 3  # those of a pool that is just being replaced
-    assert not workers_of(os.getpid()) - others
+    assert not workers_of() - others
 
 
 def test_each_distinct_pair_is_graded_once() -> None:
@@ -142,16 +136,16 @@ async def test_async_equals_sync(verifier: Verifier) -> None:
 @pytest.mark.slow
 def test_close_ends_the_processes_and_the_waiting() -> None:
     """`close` ends all workers, even with endless answers, and every waiting caller gets an error."""
-    before = workers_of(os.getpid())
+    before = workers_of()
     verifier = Library(workers=2, timeout_s=60)
     verifier.grade([("1", ["1"]), ("2", ["2"])])
     waiting = verifier._submit([(ENDLESS, ["1"]), (ENDLESS, ["2"])])
-    workers = workers_of(os.getpid()) - before
+    workers = workers_of() - before
     assert workers
     start = time.monotonic()
     verifier.close()
     assert time.monotonic() - start < 50  # less than the time limit of an answer
-    assert not [pid for pid in workers if alive(pid)]
+    wait_gone(workers, 0)
     for future in waiting:
         with pytest.raises(RuntimeError, match="closed"):
             future.result()
@@ -160,8 +154,8 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
 
 
 PARENT = f"""
-from tasks.score.verifier import Verifier
-verifier = Verifier(workers=2, timeout_s=600, function="tests.support.math_verify_alone:grade")
+from tests.score.test_verifier import Library
+verifier = Library(workers=2, timeout_s=600)
 verifier.grade([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
 print("ready", flush=True)
@@ -172,27 +166,22 @@ verifier.grade([({ENDLESS!r}, ["1"])])
 @pytest.mark.slow
 def test_workers_end_with_a_killed_parent() -> None:
     """After kill -9 of the parent no worker remains, neither an idle one nor one in an endless answer."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "ready\n"
-    workers = workers_of(parent.pid)
-    assert workers
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    deadline = time.monotonic() + 120
-    while left := [pid for pid in workers if alive(pid)]:
-        assert time.monotonic() < deadline, f"processes {left} are still there"
-        time.sleep(0.05)
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        assert parent.stdout.readline() == "ready\n"
+        workers = workers_of(parent.pid)
+        assert workers
+        parent.kill()
+    wait_gone(workers, 120)
 
 
 LIMITED = """
 import resource
 
 def main():
-    from tasks.score.verifier import Verifier
+    from tests.score.test_verifier import Library
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
-    with Verifier(workers=1, memory_mb=64, timeout_s=60, function="tests.support.math_verify_alone:grade") as verifier:
+    with Library(workers=1, memory_mb=64, timeout_s=60) as verifier:
         print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
         left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
         print(left == resource.getrlimit(resource.RLIMIT_AS))
@@ -227,11 +216,11 @@ def test_math_500_golds_are_correct(data_folder: Path) -> None:
 
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
     """Workers block SIGINT from their start: they import for seconds and would each print a traceback."""
-    before = workers_of(os.getpid())
+    before = workers_of()
     with Library(workers=2):
-        workers = workers_of(os.getpid()) - before
+        workers = workers_of() - before
         assert len(workers) == 2
         for worker in workers:
-            blocked = Path(f"/proc/{worker}/status").read_text().partition("SigBlk:")[2].split()[0]
+            blocked = Path(f"/proc/{worker.pid}/status").read_text().partition("SigBlk:")[2].split()[0]
             assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

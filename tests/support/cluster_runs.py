@@ -6,9 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
@@ -17,9 +16,12 @@ from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
-from tests.support import ray_cluster
+from tests.support.ray_cluster import running
 
 PATIENCE_S = 600
+ACTORS = ("ray::WaitingNode", "ray::NodeWorker", "ray::TrainerRank")
+BESIDE = "sleep 123456"
+"""What a process does that a worker starts with an engine that only waits, as others start vLLM's processes."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
@@ -35,8 +37,7 @@ def kinds(store: Store) -> dict[str, str]:
 
 def check_whole(store: Store, iterations: int) -> None:
     """Check that nothing is lost, doubled or damaged."""
-    found = verify(store, list(kinds(store)), deep=True)
-    assert found.findings == []
+    assert verify(store, list(kinds(store)), deep=True).findings == []
     with tempfile.TemporaryDirectory() as cache:
         for iteration in range(iterations):
             rows = datasets.trajectories(store, layout.trajectories("smoke", iteration), Path(cache))
@@ -44,44 +45,34 @@ def check_whole(store: Store, iterations: int) -> None:
             assert len(set(ids)) == len(ids) == 16
 
 
-def no_actor_is_left(seconds: float, *names: str) -> bool:
+def no_actor_is_left(seconds: float) -> bool:
     deadline = time.monotonic() + seconds
-    names = ("ray::WaitingNode", *names)
-    while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
+    while (left := [each for name in ACTORS for each in running(name)]) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.5)
     return not left
 
 
-class Flow:
+class Flow(AbstractContextManager["Flow"]):
     """The flow in a process that may be killed and started again; a context manager that ends it.
 
     Args:
         settings: overrides; the first one is the store's root.
         log: file that receives its output.
         module: the module that is run.
-        environment: more variables of its environment.
+        scratch: its TMPDIR.
 
     Attributes:
         store: the store of its run.
     """
 
-    def __init__(
-        self,
-        settings: list[str],
-        log: Path,
-        module: str = "tests.support.waiting_node",
-        environment: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, settings: list[str], log: Path, module: str, scratch: Path) -> None:
         self._command = [sys.executable, "-m", module, "smoke", *settings]
-        self._environment = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO"} | (environment or {})
+        self._environment = os.environ | {"PREFECT_LOGGING_LEVEL": "INFO", "TMPDIR": str(scratch)}
         self._log, self.store = log, store_of(settings)
         self._newest = -1
         self.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
 

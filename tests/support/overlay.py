@@ -9,9 +9,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from storage import interrupts
-from storage.commands.program import Parser
-
 
 def overlay_python(folder: Path, requirements: Path) -> Path:
     """Return the interpreter of the environment in `folder`; make it unless it has these `requirements`.
@@ -49,15 +46,5 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stderr[-3000:]}")
 
 
-def main() -> int:
-    """Make the environment that the command line names."""
-    parser = Parser(prog="python -m tests.support.overlay", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("requirements", type=Path)
-    arguments = parser.parse_args()
-    overlay_python(arguments.folder, arguments.requirements)
-    return 0
-
-
 if __name__ == "__main__":
-    interrupts.run(main)
+    overlay_python(*map(Path, sys.argv[1:]))

@@ -3,9 +3,9 @@
 import os
 import secrets
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -17,17 +17,14 @@ os.environ.setdefault(MARK, secrets.token_hex(8))
 _QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
 
 
-class RayCluster:
-    """A head and some more nodes, each with two cores; a context manager that ends all of them.
-
-    Args:
-        nodes: the number of nodes, with the head.
+class RayCluster(AbstractContextManager["RayCluster"]):
+    """A head and two more nodes, each with two cores; a context manager that ends all of them.
 
     Attributes:
         scratch: the TMPDIR of all nodes.
     """
 
-    def __init__(self, nodes: int = 3) -> None:
+    def __init__(self) -> None:
         os.environ |= TOKEN  # before Ray's libraries are imported
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from ray.cluster_utils import Cluster
@@ -37,22 +34,14 @@ class RayCluster:
         self.scratch.mkdir()
         place = Path(self._folder.name) / "ray"  # where Ray, which follows RAY_TMPDIR, notes the address
         place.mkdir()
-        head: dict[str, Any] = {
-            "num_cpus": 2,
-            "include_dashboard": False,
-            "_system_config": _QUICK,
-            "temp_dir": str(place),
-        }
-        head["env_vars"] = {"TMPDIR": str(self.scratch)}
+        self._node: dict[str, Any] = {"num_cpus": 2, "env_vars": {"TMPDIR": str(self.scratch)}}
+        head = {**self._node, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": str(place)}
         with patch.dict(os.environ, {"RAY_TMPDIR": self._folder.name}):
             self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(nodes - 1):
-            self.add()
+        self.add()
+        self.add()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cluster.shutdown()
         self._folder.cleanup()
 
@@ -66,22 +55,20 @@ class RayCluster:
         return list(self._cluster.worker_nodes)
 
     def add(self) -> None:
-        self._cluster.add_node(num_cpus=2, env_vars={"TMPDIR": str(self.scratch)})
+        self._cluster.add_node(**self._node)
 
     def kill(self, node: Any) -> None:
         """End all processes of a node at once, as if its host had lost power."""
         self._cluster.remove_node(node, allow_graceful=False)
 
 
-def actors(name: str = "ray::WaitingNode") -> list[psutil.Process]:
-    """Return the processes of actors of a class on this test's cluster, or those that run the module `name`."""
+def running(text: str) -> list[psutil.Process]:
+    """Return the processes of this test's cluster, and of its flows, whose command line has a text."""
     lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
-    found = [process for process, line in lines.items() if line.startswith(name) or f" -m {name} " in f"{line} "]
-    return [process for process in found if is_marked(process)]
+    return [process for process, line in lines.items() if text in line and _is_marked(process)]
 
 
-def is_marked(process: psutil.Process) -> bool:
-    """Return whether a process is one of this test's cluster, or of a flow that this test has started."""
+def _is_marked(process: psutil.Process) -> bool:
     try:
         return process.environ().get(MARK) == os.environ.get(MARK)
     except psutil.Error:

@@ -1,7 +1,7 @@
 """Calls of the python tool in tests, and the processes that its sandboxes consist of."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ async def inside(sandboxes: Sandboxes, file: str) -> str:
         return Path(f"/proc/{interpreter.pid}", file).read_text()  # noqa: ASYNC240  # the kernel answers at once
 
 
-def wait_gone(processes: list[psutil.Process], within_s: float = 30) -> None:
+def wait_gone(processes: Iterable[psutil.Process], within_s: float = 30) -> None:
     """Wait until the processes have ended, zombies included: an orphan is reaped by another process."""
     deadline = time.monotonic() + within_s
     while alive := [process for process in processes if _is_alive(process)]:

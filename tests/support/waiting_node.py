@@ -5,13 +5,16 @@ python -m tests.support.waiting_node CONFIG key=value …     the main flow with
 
 import asyncio
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 from storage.objects.store import Store
+from storage.processes.child import Child
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.workers import NodeWorker
+from tests.support.cluster_runs import BESIDE
 from tests.support.waiting_engine import WaitingEngine, log_normal
 from tests.support.waiting_server import UnprovenEngine
 
@@ -30,8 +33,13 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 
 class WaitingNode(NodeWorker):
-    def _open_engine(self) -> Any:
-        return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
+    """A worker whose engine waits, and which has started a process, as others have started vLLM."""
+
+    @contextmanager
+    def _open_engine(self) -> Iterator[Any]:
+        with closing(Child(self._logs / "beside.log")) as beside:
+            beside.start(["sh", "-c", f"{BESIDE} & wait"], os.environ)
+            yield WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD))
 
 
 class UnprovenNode(NodeWorker):

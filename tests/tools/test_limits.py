@@ -79,8 +79,7 @@ async def test_endless_output_is_stopped(sandboxes: Sandboxes) -> None:
 async def test_memory_is_limited(sandboxes: Sandboxes) -> None:
     """A process gets no more than its limit; the policy reads a MemoryError."""
     code = f"len(bytearray({MEMORY_MB // 2} << 20))\nlen(bytearray({MEMORY_MB} << 20))"
-    result = await run_code(sandboxes, code, memory_mb=MEMORY_MB)
-    assert result.endswith("MemoryError")
+    assert (await run_code(sandboxes, code, memory_mb=MEMORY_MB)).endswith("MemoryError")
 
 
 async def test_timers_are_limited(sandboxes: Sandboxes) -> None:
@@ -112,8 +111,7 @@ except OSError as error:
 async def test_processor_time_is_limited(sandboxes: Sandboxes) -> None:
     """The kernel kills a program at its limit of processor time, also where nobody waits for its output."""
     result = await sandboxes.run(python("while True: pass"), b"", Limits(seconds=100, cpu_s=1))
-    assert result.status == 128 + 9
-    assert result.ended == "exited"
+    assert (result.status, result.ended) == (128 + 9, "exited")
 
 
 async def test_limits_cannot_be_raised(sandboxes: Sandboxes) -> None:

@@ -141,11 +141,7 @@ async def fail(kind: str) -> str:
     raise {"key": KeyError("x"), "exit": SystemExit(3), "tool": ToolError("no such city")}[kind]
 
 
-def call(function: Any, arguments: dict[str, Any]) -> str:
-    return asyncio.run(FunctionTool(function).call(arguments))
-
-
-def test_the_schema_comes_from_the_signature() -> None:
+async def test_the_schema_comes_from_the_signature() -> None:
     """Types, defaults and limits of the annotations reach the policy, and the docstring is the description."""
     tool = FunctionTool(weather)
     assert (tool.name, tool.description) == ("weather", "Tell the weather.")
@@ -156,13 +152,13 @@ def test_the_schema_comes_from_the_signature() -> None:
     assert properties["unit"]["enum"] == ["C", "F"]
     assert tool.parameters["$defs"]["Place"]["required"] == ["city"]
     # Arguments arrive as the annotated types, with defaults for those left out; results are texts or JSON.
-    assert call(weather, {"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
+    assert await tool.call({"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
 
 
-def test_an_error_of_the_machine_is_not_told_to_the_policy() -> None:
+async def test_an_error_of_the_machine_is_not_told_to_the_policy() -> None:
     """It fails the episode, which is then the set-up's fault."""
     with pytest.raises(ConnectionError, match="no answer"):
-        call(fail, {"kind": "files"})
+        await FunctionTool(fail).call({"kind": "files"})
 
 
 def blocking(x: int) -> None: ...
@@ -186,10 +182,6 @@ def test_a_function_that_is_no_tool_is_refused(function: Any, message: str) -> N
         FunctionTool(function)
 
 
-def compute(expression: str) -> str:
-    return asyncio.run(calculator(expression))
-
-
 @pytest.mark.parametrize(
     ("expression", "result"),
     [
@@ -199,9 +191,9 @@ def compute(expression: str) -> str:
         ("1e-30", "0.000000000000000000000000000001"),
     ],
 )  # fmt: skip
-def test_results_are_exact(expression: str, result: str) -> None:
+async def test_results_are_exact(expression: str, result: str) -> None:
     """Whole numbers have no decimals, decimals are not rounded as floats are, and other fractions stay fractions."""
-    assert compute(expression) == result
+    assert await calculator(expression) == result
 
 
 @pytest.mark.parametrize(
@@ -220,9 +212,9 @@ def test_results_are_exact(expression: str, result: str) -> None:
         ("True", "'True' is not arithmetic"),
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_at_once(expression: str, message: str) -> None:
+async def test_anything_else_is_refused_at_once(expression: str, message: str) -> None:
     """Large powers are refused before they are computed, and nothing but arithmetic is evaluated."""
     start = time.process_time()
     with pytest.raises(ToolError, match=message):
-        compute(expression)
+        await calculator(expression)
     assert time.process_time() - start < 1
