@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
@@ -73,7 +73,7 @@ def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
@@ -98,9 +98,12 @@ WORDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
 ANSWERS = st.lists(st.sampled_from([*PIECES, "<|im_end|>\n", "<|im_start|>assistant\n"]), max_size=5).map("".join)
 
 
+Drawn = tuple[str, list[Message], list[tuple[str, bool, str]]]
+"""A template's name, the first messages, and turns of (completion, whether it ended, feedback)."""
+
+
 @st.composite
-def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, bool, str]]]:
-    """Draw a template's name, the first messages, and turns of (completion, whether it ended, feedback)."""
+def conversations(draw: st.DrawFn) -> Drawn:
     name = draw(st.sampled_from(sorted(ALL)))
     system = [SYSTEM] if name != "refusing" and draw(st.booleans()) else []
     said = st.one_of(WORDS, WORDS.map(partial(thought, name)))
@@ -109,15 +112,12 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, 
 
 
 @given(conversations())
-def test_the_policy_gets_the_whole_rendered_conversation(
-    conversation: tuple[str, list[Message], list[tuple[str, bool, str]]],
-) -> None:
+def test_the_policy_gets_the_whole_rendered_conversation(conversation: Drawn) -> None:
     """Every template gives the policy the whole conversation, apart from whitespace.
 
     This holds in the same sequence or a new one, with a system prompt or without.
     """
     name, messages, turns = conversation
-    tokenizer = make_tokenizer(ALL[name])
     chat, written = chat_of(name), list(messages)
     ids = chat.prompt(messages)
     for completion, ended, answer in turns:
@@ -127,7 +127,8 @@ def test_the_policy_gets_the_whole_rendered_conversation(
         written += [{"role": "assistant", "content": opened + completion}, {"role": "user", "content": answer}]
         messages = following.messages
         ids = following.token_ids if following.fresh else ids + sampled + following.token_ids
-        assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
+        text = str(chat.tokenizer.decode(ids))
+        assert "".join(text.split()) == "".join(render(chat.tokenizer, written).split())
 
 
 def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.logging import disable_run_logger
 
 from configs import load
 from flows.run.workspace import Workspace
@@ -61,8 +60,9 @@ def commit(workspace: Workspace, version: str, kind: Any, schema: Any, rows: lis
 
 @pytest.fixture(autouse=True)
 def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw without looking at a policy's tokenizer and context: the runs here have no policy."""
+    """Draw without looking at a policy's tokenizer and context, and outside of a flow: the runs here have none."""
     monkeypatch.setattr(task, "unplayable", lambda *_: set())
+    monkeypatch.setattr(task, "get_run_logger", logging.getLogger)
 
 
 @pytest.mark.parametrize("case", DRAWN)
@@ -72,8 +72,7 @@ def test_draws_are_those_of_the_first_programs(case: str, tmp_path: Path) -> Non
     left = {problem.problem_id for problem in PROBLEMS if "exclusions" not in case or problem not in EXCLUDED}
     left -= {name for name, weight in WEIGHTS.items() if "curriculum" in case and not weight}
     for iteration, expected in [*zip((0, 4, 5), DRAWN[case], strict=True), (0, DRAWN[case][0])]:
-        with disable_run_logger():
-            drawn, spare = task._draw(workspace, ProblemsVersion(SET), iteration)
+        drawn, spare = task._draw(workspace, ProblemsVersion(SET), iteration)
         ids = [problem.problem_id for problem in (*drawn, *spare)]
         assert (len(drawn), " ".join(ids[: COUNT + 3])) == (COUNT, expected)
         assert sorted(ids) == sorted(left)
@@ -89,11 +88,10 @@ def test_a_flow_run_reads_once_what_it_draws_from(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(datasets, "rows", rows)
     first, second = (open_workspace(tmp_path / name, BOTH) for name in ("first", "second"))
-    with disable_run_logger():
-        for iteration in range(3):
-            task._draw(first, ProblemsVersion(SET), iteration)
-        assert len(read) == len(set(read)) == 3
-        task._draw(second, ProblemsVersion(SET), 0)
+    for iteration in range(3):
+        task._draw(first, ProblemsVersion(SET), iteration)
+    assert len(read) == len(set(read)) == 3
+    task._draw(second, ProblemsVersion(SET), 0)
     assert len(read) == 6
 
 
@@ -101,14 +99,11 @@ def test_a_pool_without_a_drawable_problem_is_refused(tmp_path: Path) -> None:
     """If exclusions leave only problems of weight 0, the message names the exclusions."""
     live = [problem for problem in PROBLEMS if WEIGHTS[problem.problem_id]]
     workspace = open_workspace(tmp_path, BOTH, live)
-    with disable_run_logger(), pytest.raises(ValueError, match=f"excludes all {len(live)} training problems"):
+    with pytest.raises(ValueError, match=f"excludes all {len(live)} training problems"):
         task._draw(workspace, ProblemsVersion(SET), 0)
 
 
-def test_an_iteration_that_comes_short_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(task, "get_run_logger", logging.getLogger)
+def test_an_iteration_that_comes_short_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     short = f"draw 3 has {len(PROBLEMS)} problems, not rollout.problems_per_iteration=100"
     for count, told in ((len(PROBLEMS), []), (100, [short])):
         workspace = open_workspace(tmp_path / str(count), "nothing", count=count)

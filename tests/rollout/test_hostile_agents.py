@@ -34,22 +34,21 @@ from tests.support.rollout_helpers import GCONFIG, PROBLEMS, ByQueues, ScriptedE
 pytestmark = pytest.mark.slow
 
 Queue = asyncio.Queue[Any]
-Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
+Act = Callable[..., Awaitable[Any]]
 
 
-class OneOfThemIs:
+class OneOfThemIs(MathMultiTurnAgent):
     """An agent that plays correctly, except that sample 1 of each problem does `act`."""
 
     def __init__(self, chat: Chat, act: Act) -> None:
-        self._inner, self._act = MathMultiTurnAgent(context(chat), num_turns=2), act
+        super().__init__(context(chat), num_turns=2)
+        self._act = act
 
-    async def collect_trajectory(
-        self, prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue
-    ) -> list[Trajectory]:
+    async def collect_trajectory(self, prompt: EpisodeSpec, env: Environment, *queues: Queue) -> list[Trajectory]:
         if prompt.record.sample == 1:
-            trajectories: list[Trajectory] = await self._act(prompt, env, obs_queue, act_queue)
+            trajectories: list[Trajectory] = await self._act(prompt, env, *queues)
             return trajectories
-        return await self._inner.play(prompt, env, ByQueues(obs_queue, act_queue))
+        return await self.play(prompt, env, ByQueues(*queues))
 
 
 def reason_of_the_one(

@@ -34,10 +34,8 @@ from tests.support.train_helpers import make_trajectory
 
 def episode(sample: int, *rewards: float, length: int = 2, status: Status = "completed") -> Trajectory:
     row = make_trajectory(f"t{sample}", [[10] * length for _ in rewards], status=status)
-    turns = [
-        replace(turn, reward=reward, verdict="correct" if reward else "wrong")
-        for turn, reward in zip(row.turns, rewards, strict=True)
-    ]
+    paid = zip(row.turns, rewards, strict=True)
+    turns = [replace(turn, reward=reward, verdict="correct" if reward else "wrong") for turn, reward in paid]
     return replace(row, sample=sample, turns=turns, turn_discount=0.5)
 
 
@@ -230,10 +228,9 @@ def test_rejected_groups_are_replaced_for_some_rounds(
 def tallied(*faults: Fault) -> Tally:
     """Return the counts of a completed episode and of failed ones with these faults."""
     rule, failed = SuccessRule(), make_trajectory("t", [[10]], status="failed", reason="it broke")
+    rows = [make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)]
     tally = Tally(lambda _: None, rule)
-    tally.counts.update(
-        counts_of([make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)], rule)
-    )
+    tally.counts.update(counts_of(rows, rule))
     return tally
 
 

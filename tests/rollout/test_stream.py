@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,10 +130,7 @@ def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, ve
 
 def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Verifier) -> None:
     """Whoever waits for a data set gets the error that ended the stream."""
-
-    def refuse(_: int) -> None:
-        raise InferenceError("another version")
-
+    refuse = Mock(side_effect=InferenceError("another version"))
     with (
         streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as (stream, _),
         pytest.raises(InferenceError, match="another version"),

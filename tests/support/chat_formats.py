@@ -143,9 +143,9 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(
-        _TEXTS,
-        trainers.BpeTrainer(vocab_size=330, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+        _TEXTS, trainers.BpeTrainer(vocab_size=330, show_progress=False, initial_alphabet=alphabet)
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
