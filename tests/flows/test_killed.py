@@ -128,7 +128,8 @@ def weights(store: Store, *numbers: int) -> set[str]:
 def assert_undisturbed(witness: Witness, cache: Path) -> None:
     """Check that weights and state equal those of one trainer that trains on the stored rollouts without a stop."""
     made = replay(witness.store, f"smoke@0..{witness.iterations}", str(cache), print)
-    assert [each.verdict for each in made[-2:]] == ["the same bits"] * 2  # of those before there is nothing to compare
+    assert {each.verdict for each in made[:-1]} <= {"the same bits", "made again; gc has deleted what to compare with"}
+    assert made[-1].verdict == "the same bits"
     assert len(weights(witness.store, 0, witness.iterations)) == 2
 
 
