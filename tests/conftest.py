@@ -135,8 +135,11 @@ def checkpoint_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(str(tmp_path_factory.mktemp("checkpoints")))
 
 
-def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) -> Checkpoint:
-    """Commit the policy in `folder`, with noise of standard deviation `noise` on its weights; return it opened."""
+def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0, **saving: Any) -> Checkpoint:
+    """Commit the policy in `folder`, with noise of standard deviation `noise` on its weights; return it opened.
+
+    `saving` are arguments of `save_pretrained`.
+    """
     import torch
     from transformers import AutoTokenizer
 
@@ -149,7 +152,7 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
     with tempfile.TemporaryDirectory() as scratch:
-        model.save_pretrained(scratch)
+        model.save_pretrained(scratch, **saving)
         AutoTokenizer.from_pretrained(folder).save_pretrained(scratch)
         key = layout.checkpoint("shared", version)
         canary = make_canary(model)

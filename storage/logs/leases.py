@@ -38,9 +38,9 @@ from storage.telemetry.metrics import LEASE_RENEWED
 logger = logging.getLogger(__name__)
 
 TTL_S = 60.0
-"""Another writer may take over a lease after so many seconds without a sign of life."""
+"""A lease may be taken over after so many seconds without a sign of life, or its holder's own number if larger."""
 LONGEST_TTL_S = 3600.0
-"""Nobody waits longer for a sign of life, whatever an entry of another program says."""
+"""The most of a holder's own number that counts, whatever an entry says."""
 BEATS = 4
 """Signs of life within this time."""
 
@@ -120,7 +120,7 @@ class Lease:
         """
         first = seen = _last_sign(self.store, self.run, token)
         since, is_named = time.monotonic(), False
-        limit_s = max(self.ttl_s, min(LONGEST_TTL_S, float(entry.get("ttl_s") or 0)))
+        limit_s = max(self.ttl_s, _own_ttl_s(entry))
         while self._log.length() == token + 1:
             sign = _last_sign(self.store, self.run, token)
             if ended := _ending(entry, sign):
@@ -207,7 +207,7 @@ def tenures(store: Store, run: str) -> list[Tenure]:
         except (DamagedError, ValueError, TypeError):
             return None
         ended = _RELEASED if token + 1 < length else _ending(entry, sign)
-        if not ended and (silent_s := (datetime.now(UTC) - seen).total_seconds()) > TTL_S:
+        if not ended and (silent_s := (datetime.now(UTC) - seen).total_seconds()) > max(TTL_S, _own_ttl_s(entry)):
             ended = f"no sign of life for {silent_s:.0f} s"
         return Tenure(describe(entry), entry["label"], begun, seen, ended)
 
@@ -215,6 +215,10 @@ def tenures(store: Store, run: str) -> list[Tenure]:
 
 
 _RELEASED = "it was released"
+
+
+def _own_ttl_s(entry: dict[str, Any]) -> float:
+    return min(LONGEST_TTL_S, float(entry.get("ttl_s") or 0))
 
 
 def _ending(entry: dict[str, Any], sign: dict[str, Any]) -> str:

@@ -54,7 +54,8 @@ def copy_run(source: Store, target: Store, run: str, progress: PrintLine = lambd
             lease.check()
             owner = layout.run_of(manifest.version)
             with nullcontext() if owner in (None, run) else Lease(target, owner, label="cp", when_held="wait"):
-                _copy_version(source, target, manifest)
+                if manifests.find(target, manifest.version) != manifest:  # else another cp has brought it meanwhile
+                    _copy_version(source, target, manifest)
         for name, move in moves.items():
             if name == layout.latest(run):
                 aliases.advance(target, name, move.version, move.by)

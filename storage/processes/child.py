@@ -41,7 +41,7 @@ def _start_reaper(owner: int) -> dict[str, str]:
 
 
 class _PoolProcess(SpawnProcess):
-    """A process that multiprocessing ends at exit; for others, which a pool may lose in an interrupt, it waits."""
+    """A process that multiprocessing terminates at exit. For others it waits, also for one that an interrupt lost."""
 
     @property
     def daemon(self) -> bool:

@@ -136,7 +136,7 @@ class LostWorkers:
             self.broken[node] = error
 
     def cause(self) -> BaseException | None:
-        """Return why the first broken node is; None if a node that has lost a worker is not broken."""
+        """Return the error of the node that broke first; None unless all nodes that have lost a worker are broken."""
         if not self.broken or self.broken.keys() != self._last.keys():
             return None
         first = next(iter(self.broken.values()))

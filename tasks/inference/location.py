@@ -36,7 +36,7 @@ def locate(path: str, wanted: Sequence[str], knob: str = "policy.path") -> Path 
     chat templates. `knob` is the one that has the path.
 
     Raises:
-        ValueError: the folder holds no model, or a file that is none (`check_files`), or the policy's is a part of a
+        ValueError: the folder holds no model, or a pipe or a device (`check_files`), or the policy's is a part of a
             checkpoint, or no repository of the hub can have that name.
         UnavailableError: the hub cannot be reached.
     """

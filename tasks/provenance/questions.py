@@ -204,9 +204,9 @@ def _evaluations(index: TrainingIndex, versions: set[str]) -> list[dict[str, str
 def results(store: Store, cache: Path, leave_out: str, most: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Count how often policies solved each problem, for the curriculum.
 
-    Those of runs with a checkpoint count, so imports do not, nor do data sets without scores or that gc collected.
-    Episodes that failed count only if the policy is at fault. An episode with several trajectories is solved if any of
-    them is.
+    Episodes of runs with a checkpoint count, but not those of imports, of data sets without scores, or of what gc
+    collected. Those that failed count only if the policy is at fault. An episode with several trajectories is solved if
+    any of them is.
 
     Args:
         store: the store of the data sets.

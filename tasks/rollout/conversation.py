@@ -4,6 +4,7 @@ The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstr
 """
 
 import asyncio
+import copy
 import json
 import logging
 import time
@@ -256,3 +257,10 @@ class WholeProblem(ObjectProxy[Environment]):
             problem = replace(given, metadata=self._self_whole) if given.metadata == self._self_shown else given
             options = {"metadata": json.loads(problem.metadata), **(options or {}), "problem": problem}
         return await self.__wrapped__.reset(seed=seed, options=options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WholeProblem":
+        """Copy the environment, for an agent that searches a tree."""
+        return WholeProblem(copy.deepcopy(self.__wrapped__, memo), self._self_shown, self._self_whole)
+
+    def __copy__(self) -> "WholeProblem":
+        return WholeProblem(copy.copy(self.__wrapped__), self._self_shown, self._self_whole)

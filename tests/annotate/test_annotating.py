@@ -129,7 +129,10 @@ HALF = b'{"choices": [{"message": {"content": "Score: 8 \\ud83d"}, "finish_reaso
     [
         (400, "too long", "answered 400"),
         (200, "It says Score: 10, so …", "it was cut (length)"),
-        *((200, body, "cannot be read") for body in (HALF, b'{"choices": [{"message": {}}]}', b"<html>busy</html>")),
+        *(
+            (200, body, "gave an answer that cannot be read")
+            for body in (HALF, b'{"choices": [{"message": {}}]}', b"<html>busy</html>")
+        ),
     ],
 )
 def test_an_answer_that_is_none_costs_its_turn(run: TrainingRun, status: int, body: str | bytes, said: str) -> None:

@@ -203,8 +203,12 @@ def test_every_algorithm_shows_what_tokens_get(policy_folder: Path, tmp_path: Pa
 
 
 def test_what_is_missing_from_advantages_is_said(reader: TestClient) -> None:
-    missing = {"2/0/1": "division by the root mean square", "3/0/0": "needs a critic's values"}
-    for name, says in {**missing, "long": "no score for turns [0]"}.items():
+    missing = {
+        "2/0/1": "division by the root mean square",
+        "3/0/0": "needs a critic's values",
+        "long": "no score for turns [0]",
+    }
+    for name, says in missing.items():
         assert says in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
 
 

@@ -62,7 +62,7 @@ def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call
     known |= {"finish_reason": "stop", "reward": 0.0, "earned": 0.0, "parts": None, "tokens": 7, "graded": True}
     known |= {"beyond_calls": feedback, "calls": ()}
     of_turns = [{"turn": n, "follows": n - 1, "text": text, "given": text} for n, text in enumerate(texts)]
-    turns = [known | turn | {"extracted": texts[0][:20]} for turn in of_turns]
+    turns = [known | turn | {"extracted": text[:20]} for turn, text in zip(of_turns, texts, strict=True)]
     turns[0] |= {"calls": calls, "beyond_calls": "" if [feedback] == [call.output for call in calls] else feedback}
     row: Conversation = {"row": 0, "trajectory_id": id_, "data_set": SET, "problem_id": EVIL, "sample": 0}
     row |= {"status": "completed", "reason": "", "policy_version": 0, "solutions": ["19", EVIL]}

@@ -89,7 +89,10 @@ class Killer:
 
     def process(self, text: str) -> None:
         """End a process whose command line has a text, as soon as there is one."""
+        deadline = time.monotonic() + PATIENCE_S
         while not (found := [each for each in running(text) if each not in self._spared]):
+            assert self._flow.process.poll() is None, self._flow.tail()
+            assert time.monotonic() < deadline, self._flow.tail()
             time.sleep(0.05)
         self._chance.choice(found).kill()
 

@@ -80,6 +80,7 @@ def test_held_out_problems_are_those_of_members_then_the_runs() -> None:
         (SUMS.replace("weight: 2", "wieght: 2"), r"problems.train.0.wieght=2: unknown key, did you mean 'weight'\?"),
         (SUMS.replace("name: sums, ", ""), "problems.train.0.name: must be given"),
         (SUMS.replace("name: sums", "name: default"), "'default' stands for all other sources"),
+        ("3", "problems.train.0=3: Input should be a valid dictionary"),
         (f"{GAME}, {SUMS.replace('high', 'hihg')}", "problems.train.1.source.arithmetic.hihg=9: unknown key"),
         (f"{GAME}, {TOOLS.replace('type', 'tpye')}", r"problems.train.1.agent.tpye='openai': unknown key"),
         (f"{SUMS}, {GAME[:-1]}, success_rate_lb: 0.9, success_rate_ub: 0.1}}, {TOOLS}", r"\[1\] \(game\): .*rejected"),

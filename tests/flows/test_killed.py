@@ -10,6 +10,7 @@ import re
 import signal
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -20,6 +21,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, datasets, manifests
 from tasks.train.replay import replay
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.killed_flow import ANSWERS, MARK, OVERLAP, Point, no_process_left, start
 from tests.support.soak import scaled
 
@@ -127,7 +129,9 @@ def weights(store: Store, *numbers: int) -> set[str]:
 
 def assert_undisturbed(witness: Witness, cache: Path) -> None:
     """Check that weights and state equal those of one trainer that trains on the stored rollouts without a stop."""
-    made = replay(witness.store, f"smoke@0..{witness.iterations}", str(cache), print)
+    # Only the first is read from the store: each of the others goes on from the one that was made before it.
+    with patch.object(VersionTrainer, "_is_whole", lambda _, policy: policy.number == 0):
+        made = replay(witness.store, f"smoke@0..{witness.iterations}", str(cache), print)
     assert {each.verdict for each in made[:-1]} <= {"the same bits", "made again; gc has deleted what to compare with"}
     assert made[-1].verdict == "the same bits"
     assert len(weights(witness.store, 0, witness.iterations)) == 2

@@ -67,7 +67,7 @@ def without_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", DRAWN)
 def test_draws_are_those_of_the_first_programs(case: str, tmp_path: Path) -> None:
-    """A run that is continued by this program draws what the program before it would have drawn, spares included."""
+    """A continued run draws what the program before this one would have drawn, the first spares included."""
     workspace = open_workspace(tmp_path, case)
     left = {problem.problem_id for problem in PROBLEMS if "exclusions" not in case or problem not in EXCLUDED}
     left -= {name for name, weight in WEIGHTS.items() if "curriculum" in case and not weight}

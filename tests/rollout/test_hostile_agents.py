@@ -121,7 +121,10 @@ ENDS: dict[str, tuple[Act, str]] = {
     "group": (raising(BaseExceptionGroup("two", [GeneratorExit(), ValueError()])), "BaseExceptionGroup"),
     "unprintable": (raising(UnprintableError()), "UnprintableError"),
     "inference": (raising(InferenceError("I am the engine")), "InferenceError: I am the engine"),
-    "escapes": (raising(RuntimeError(f"\x1b[2J\u202e\x07{'x' * 100_000}")), "⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx"),
+    "escapes": (
+        raising(RuntimeError(f"\x1b[2J\u202e\x07{'x' * 100_000}")),
+        "RuntimeError: ⟨U+001B⟩[2J⟨U+202E⟩⟨U+0007⟩xxx",
+    ),
     "cancels itself": (cancels_itself, "CancelledError (test_hostile_agents.py:"),  # the line in the user's own code
     "and closes": (cancels_itself_and_closes, "GeneratorExit (test_hostile_agents.py:"),
 }
@@ -174,6 +177,7 @@ OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "qid": ((7, PROMPT, GCONFIG), "prompt.qid first"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
+    "truth": (("q", [True, 6], GCONFIG), "holds values of type bool, not int"),
     "empty": (("q", [], GCONFIG), "no token ids"),
     "negative": (("q", [5, -1], GCONFIG), "the policy has no token -1"),
     "beyond": (("q", [5, 2**40], GCONFIG), f"the policy has no token {2**40}"),

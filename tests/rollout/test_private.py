@@ -1,11 +1,13 @@
 """What scorers call private reaches scorers and environments, but nobody who plays for the policy."""
 
 import asyncio
+import copy
 import json
 import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,8 +18,9 @@ from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.environments.interface import EnvironmentContext
+from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.rollout.conversation import WholeProblem
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.workers import open_player
 from tasks.score.scorers import check_scorers, private_metadata
@@ -119,6 +122,15 @@ def test_agents_that_speak_in_tokens(chat: Chat, verifier: Verifier) -> None:
     assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
     assert (row.metadata, graded) == (PROBLEM.metadata, PROBLEM)
     assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
+
+
+def test_agents_may_copy_their_environment() -> None:
+    """One that searches a tree steps copies."""
+    env = WholeProblem(cast(Environment, SimpleNamespace(seen=[1])), "", "")
+    shallow, deep = copy.copy(env), copy.deepcopy(env)
+    deep.seen.append(2)
+    assert (env.seen, shallow.seen, deep.seen) == ([1], [1], [1, 2])
+    assert type(shallow) is type(deep) is WholeProblem
 
 
 def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:

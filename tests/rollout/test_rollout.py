@@ -22,10 +22,18 @@ from tasks.rollout.outcomes import Tally, counts_of
 from tasks.rollout.plan import draw
 from tasks.score.scorers import SuccessRule
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ByQueues, ScriptedEngine, context, make_plan, play, timeless
-
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
-PROBLEMS = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
+from tests.support.rollout_helpers import (
+    PROBLEM,
+    PROBLEMS,
+    RIGHT,
+    WRONG,
+    ByQueues,
+    ScriptedEngine,
+    context,
+    make_plan,
+    play,
+    timeless,
+)
 
 
 def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:

@@ -230,13 +230,14 @@ def test_orders_for_others_outlive_the_worker_that_finished_last(
         if orders and not any(each.killed for each in made.workers):
             assert isinstance(worker.remote, ThreadWorker)
             worker.remote.kill()
-            while not made.log:
+            while not any("is lost" in line for line in made.log):
                 time.sleep(0.01)
         return orders
 
     monkeypatch.setattr(SharedRollout, "finish", finish)
     with team(store, verifier, 2, lambda _: 0.01) as made:
         check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
+        assert any(each.killed for each in made.workers)
 
 
 def test_a_shard_that_nobody_wants_any_more(store: Store, verifier: Verifier) -> None:

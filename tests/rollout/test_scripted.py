@@ -171,7 +171,11 @@ FOUND: list[tuple[tuple[str, ...], str, str]] = [
     (tool("look"), "qwen3", "a call of 'look' has failed: error: OSError: no 1"),
     (CALLING, "llama", "a call of 'calculator', as the chat template writes it, is not read as a call"),
     (CALLING, "silent", "shows the tool 'calculator', but writes no calls of tools"),
-    (maze("step"), "qwen3", "boxed{3}': failed, KeyError: 'door' (test_scripted.py:LINE in step)"),
+    (
+        maze("step"),
+        "qwen3",
+        "after the answer '\\\\boxed{3}': failed, KeyError: 'door' (test_scripted.py:LINE in step)",
+    ),
     ((f"agent={{type: '{HERE}:Silent'}}",), "qwen3", "before the policy is asked: rejected"),
     (("score.type=tests.support.own_scorers:misbehaves",), "qwen3", "fails after the answer '\\\\boxed{3}': error"),
     (("score.type=tests.support.own_scorers:decides",), "qwen3", "is not right for the scorer"),

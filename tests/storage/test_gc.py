@@ -119,9 +119,9 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
 def test_leftovers_go_when_old(store: Store) -> None:
     """Old objects of attempts that were not committed and old temporary files are deleted.
 
-    Committed data, shards in a journal and files that are not the pipeline's stay, also in a folder that somebody has
-    put beside the versions, and for a week what is written without the lease of a run, whatever the rules say: nothing
-    else shows that its writer lives.
+    Committed data, shards in a journal and files that are not the pipeline's stay, also in a folder beside the
+    versions. So does, for a week and whatever the rules say, what is written without the lease of a run: nothing else
+    shows that its writer lives.
     """
     versions = commit_run(store, "r", 2)
     with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:

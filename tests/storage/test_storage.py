@@ -223,7 +223,7 @@ def test_schema_types_are_stable() -> None:
         "finish_reason: string, feedback: string, latency_s: float, seed: int64>>"
     )
     assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
-    assert TRAJECTORY_SCHEMA.metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
+    assert to_table([], TRAJECTORY_SCHEMA).schema.metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
 
 

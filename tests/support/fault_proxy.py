@@ -8,9 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
+from urllib.parse import urlsplit
 
 # The status and code of faults that are answers.
 _ERRORS = {
@@ -38,7 +39,7 @@ class FaultProxy(ThreadingHTTPServer):
     def __init__(self, target: str, share: float, seed: int, hang_s: float, faults: Sequence[str] = ALL) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint, self.counts = f"http://127.0.0.1:{self.server_port}", Counter[str]()
-        self.target, self.hang_s = target.removeprefix("http://").rstrip("/"), hang_s
+        self.target, self.hang_s = urlsplit(target.rstrip("/")), hang_s
         self._share, self._faults, self._dice = share, list(faults), random.Random(seed)
 
     def next_fault(self) -> str:
@@ -81,8 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, {"Content-Type": "application/xml"}, f"<Error><Code>{code}</Code></Error>".encode())
 
     def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        asked = HTTPConnection(self.server.target)
-        asked.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        target = self.server.target
+        asked = (HTTPSConnection if target.scheme == "https" else HTTPConnection)(target.netloc)
+        asked.putrequest(self.command, target.path + self.path, skip_host=True, skip_accept_encoding=True)
         for header in self.headers.items():
             asked.putheader(*header)
         asked.endheaders(body)

@@ -92,7 +92,7 @@ def make_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     from s3fs import S3FileSystem
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    if "S3_TEST_ENDPOINT" not in os.environ:  # of somebody's server there are credentials already
+    if not os.environ.get("S3_TEST_ENDPOINT"):  # of somebody's server there are credentials already
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

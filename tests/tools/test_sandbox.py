@@ -99,7 +99,7 @@ IS_RECENT = "import sys; print(sys.version_info >= (3, 11))"
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; otherwise all tests run as one")
 @pytest.mark.skipif(subprocess.getoutput(f"{SYSTEM_PYTHON} -c '{IS_RECENT}'") != "True", reason="/usr's Python is old")
 def test_an_ordinary_user_makes_the_same_sandboxes(sandboxes: Sandboxes) -> None:
-    """It needs no privilege. A Python that this user may read runs a copy of the modules, which import its own only."""
+    """It needs no privilege. A Python that this user may read runs a copy of the modules."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         for name in ("storage/processes", "tasks/tools"):
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__*"))

@@ -164,6 +164,7 @@ def test_what_is_not_an_adapter_of_the_model_is_refused(case: str, model: Path, 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
+        (["policy.lora.rank=0"], "policy.lora.rank"),
         (["policy.lora.rank=513"], "512"),
         (["policy.lora.targets=[]"], "policy.lora.targets"),
         (["policy.lora.targets=[q_proj,q_proj]"], "twice"),

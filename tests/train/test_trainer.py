@@ -30,8 +30,9 @@ from tests.support.train_helpers import (
 
 @pytest.mark.parametrize("options", [{**EVERYTHING, "epochs": 2}, {}, {**GAE, "critic": {}}], ids=len)
 def test_a_stored_state_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Stored state and data give the same weights, moments, draws and learning rates as an uninterrupted run, whatever
-    else draws, and in whatever order the rows are: shards are written as episodes end, and training sorts.
+    """Stored state and data give the same bits as an uninterrupted run: weights, moments, draws and learning rates.
+
+    Neither what else draws nor the order of rows matters: shards are written as episodes end, and training sorts.
     """
     folder, knobs = save_tiny(tmp_path / "start"), {"minibatches": 2, "micro_batch_tokens": 60, **options}
     knobs["optimizer"] = Optimizer(lr=1e-3, schedule="cosine", warmup_steps=6, max_grad_norm=1e9)

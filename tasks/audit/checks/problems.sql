@@ -8,7 +8,8 @@
 -- only if they contain the gold answers of more than half of these problems. What tools put out is the matter of
 -- `leaked_by_tool`, because a calculator puts out answers rightly.
 -- before:
-create temp table if not exists given_prompts as from distinct_prompts;
+-- Kept for both checks that read it, whichever comes first.
+create temp table if not exists kept_prompts as from distinct_prompts;
 create or replace temp table stated_in_prompts as
     select run, problem_id, words, min(data_set) as data_set, bool_or(is_gold) as is_gold from (
         select '' as run, null::integer as data_set, problem_id,
@@ -16,7 +17,7 @@ create or replace temp table stated_in_prompts as
         from problems where not all_left_out(data_sets)
         union all
         select run, data_set, problem_id, unnest(stated_answers(decoded(data_set, ids), solutions), recursive := true)
-        from given_prompts
+        from kept_prompts
     ) group by run, problem_id, words;
 -- cases:
 select problem_id, data_set, 'its prompt states the gold answer: "' || left(words, 80) || '"'

@@ -125,11 +125,12 @@ from (
 -- an episode are not compared: the agent wrote them. Nor are those of runs with more than 8 forms and no majority,
 -- because they vary their prompts on purpose.
 -- before:
-create temp table if not exists given_prompts as from distinct_prompts;
+-- Kept for both checks that read it, whichever comes first.
+create temp table if not exists kept_prompts as from distinct_prompts;
 create or replace temp table prompt_forms as
     select p.* exclude (ids), p.run || coalesce('/' || m.name, '') as player,
         form(data_set, decoded_whole(data_set, ids), prompt) as form
-    from given_prompts p
+    from kept_prompts p
     left join members m on m.run = p.run and m.name = split_part(p.problem_id, '/', 1);
 create or replace temp table usual_forms as
     select * from (

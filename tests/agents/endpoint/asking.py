@@ -14,10 +14,11 @@ from tasks.agents.openai_agent import open_client
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.solvers import question as question
+from tests.support.rollout_helpers import RIGHT as RIGHT
+from tests.support.rollout_helpers import WRONG as WRONG
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 Ask = Callable[[AgentTask, Any], Awaitable[object]]
-RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
 class Asking(EndpointAgent):
@@ -41,9 +42,9 @@ def asked(
     environment: Any = MathVerifyEnvironment,
     episodes: int = 1,
 ) -> list[Trajectory]:
-    """Play episodes whose n-th completion is `says[n]`, and the n-th request takes `delays[n]` s; return their rows.
+    """Play episodes; return their rows.
 
-    Later ones are as the last.
+    The engine's n-th completion is `says[n]`, and its n-th request takes `delays[n]` seconds. The last ones repeat.
     """
     replies = chain(says, repeat(says[-1]))
     engine = ScriptedEngine(chat, lambda *_: next(replies), delays=chain(delays, repeat(delays[-1])))
