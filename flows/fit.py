@@ -19,7 +19,7 @@ def fit(config: str = "demo", overrides: list[str] | None = None, data: list[str
     """Train a policy on committed data sets, several times if asked; return the URI of the report.
 
     Args:
-        config: see `math_mt_ppo`; what it says of rollouts does not count.
+        config: see `math_mt_ppo`; nothing is played, but its knobs must fit each other.
         overrides: see `math_mt_ppo`.
         data: runs, or versions of trajectories; may be repeated.
     """

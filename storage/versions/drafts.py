@@ -7,8 +7,8 @@ Example: a `Draft` of version V = runs/demo/scores/000003/1f0c4a7b gets the nonc
 3. V/manifest.json                      `commit` checks the lease and creates it with put-if-absent: the version exists
 
 Of two writers of one version the first wins. The second gets the winner's manifest. If the second holds the lease of
-the run, nobody else should write: it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
-deletes them later: while nobody holds the lease of the run or, of what is written without it, after a week.
+the run, nobody else should write: it gets ConflictError. A killed attempt leaves objects that no manifest names. `gc`
+deletes them when nobody holds the lease of the run; where no such lease is needed, after a week.
 
 The finished shards of a `JournaledDraft` outlive their writer: a killed rollout is continued, not repeated. After step
 1 each shard is entered into the journal, the numbered log V/journal. A writer that continues the version takes over

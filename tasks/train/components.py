@@ -10,8 +10,8 @@ Example: two episodes of 3 and 1 tokens with losses 1, 1, 1 and 5 give
 
     per            weights                   loss
     "tokens"       1, 1, 1, 1                (3 + 5) / 4 = 2
-    "sequences"    1/3, 1/3, 1/3, 1          (1 + 5) / 2 = 3      the mean over each episode first, as in GRPO
-    "sequences"    1, 1, 1, 1                (3 + 5) / 2 = 4      whole episodes, as in REINFORCE
+    "episodes"     1/3, 1/3, 1/3, 1          (1 + 5) / 2 = 3      the mean over each episode first, as in GRPO
+    "episodes"     1, 1, 1, 1                (3 + 5) / 2 = 4      whole episodes, as in REINFORCE
     16.0           1, 1, 1, 1                (3 + 5) / 16 = 0.5
 """
 
@@ -63,7 +63,7 @@ RESERVED = frozenset(
 )
 """Names of an update's own numbers, which no metric of a loss may have."""
 Loss = Callable[[LossInputs], LossOutputs]
-Normaliser = Literal["tokens", "sequences"] | float
+Normaliser = Literal["tokens", "episodes"] | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Component:
     coefficient: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.per in ("tokens", "sequences") or (isinstance(self.per, float | int) and self.per > 0)):
-            raise ValueError(f"per={self.per!r}: a loss is divided by 'tokens', 'sequences' or a number above 0")
+        if not (self.per in ("tokens", "episodes") or (isinstance(self.per, float | int) and self.per > 0)):
+            raise ValueError(f"per={self.per!r}: a loss is divided by 'tokens', 'episodes' or a number above 0")
 
 
 def checked(outputs: object, inputs: LossInputs, name: str) -> LossOutputs:

@@ -534,7 +534,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path) -> None:
         ({"mistake": "mean"}, r"the loss of the component rl: loss has the shape \[\], but there are 4 tokens"),
         ({"mistake": "tensor"}, r"the loss of the component rl returned Tensor: return LossOutputs"),
         ({"mistake": "undeclared"}, r"its loss reads the logprobs of sampling: name them in its attribute `uses`"),
-        ({"mistake": "per"}, r"per='episode': a loss is divided by 'tokens', 'sequences' or a number above 0"),
+        ({"mistake": "per"}, r"per='episode': a loss is divided by 'tokens', 'episodes' or a number above 0"),
         ({"loss": "doubled"}, r"no metric `ratio`, but algorithm\.early_stop_imp_ratio limits it: return it"),
         ({"loss": "named_entropy"}, r"the loss of the component rl: a metric cannot be called 'entropy': rename it"),
     ],

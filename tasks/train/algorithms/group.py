@@ -25,7 +25,7 @@ class GRPO(Algorithm):
     Example: returns -1, -1, 1, 1 of a group give A = -1, -1, 1, 1; returns -1, -1, 2 give -0.71, -0.71, 1.41.
     """
 
-    per: Normaliser = "sequences"
+    per: Normaliser = "episodes"
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         return self.share(against_group(samples, observed, scale_by_std=True), by_episode(samples))
@@ -43,7 +43,7 @@ class DrGRPO(Algorithm):
     has twice the loss of one of 25.
     """
 
-    per: Normaliser = "sequences"
+    per: Normaliser = "episodes"
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         weights = [np.full(len(sample.actions), 1 / self.max_new_tokens) for sample in samples]
@@ -80,7 +80,7 @@ class RLOO(Algorithm):
     Example: returns -1, 1, 1 of a group give A = -2, 1, 1.
     """
 
-    per: Normaliser = "sequences"
+    per: Normaliser = "episodes"
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
         return self.share(against_group(samples, observed, leave_one_out=True))

@@ -67,7 +67,7 @@ class DPO(Algorithm):
         return Assignment([np.zeros(len(each)) for each in weights], {"ce": weights})
 
     def component(self, name: str) -> Component:
-        return Component(cross_entropy, "sequences", 2.0)  # a pair has two
+        return Component(cross_entropy, "episodes", 2.0)  # a pair has two
 
     def reweigh(self, samples: Mapping[int, Sample], current: ByIndex, reference: ByIndex) -> Reweighed:
         gained, chosen = _gained(samples, current, reference), list(pairs(samples))
@@ -107,7 +107,7 @@ class KTO(Algorithm):
         return Assignment([np.zeros(len(each)) for each in weights], {"ce": weights})
 
     def component(self, name: str) -> Component:
-        return Component(cross_entropy, "sequences")
+        return Component(cross_entropy, "episodes")
 
     def is_good(self, sample: Sample) -> bool:
         least = self.knobs.good_above

@@ -31,7 +31,7 @@ class GSPO(Algorithm):
     """
 
     knobs: algorithms.GSPO
-    per: Normaliser = "sequences"
+    per: Normaliser = "episodes"
     recomputes = True
 
     def assign(self, samples: Sequence[Sample], observed: Sequence[Observed]) -> Assignment:
