@@ -234,7 +234,7 @@ class Connection:
 
         Raises:
             InferenceError: the server refused the request, or answered with another weight version.
-            OSError: the last attempt failed, too (or `aiohttp.ClientError`, TimeoutError, MalformedError).
+            ClientError (of aiohttp), TimeoutError, ConnectionError, AbortedError: the last attempt failed, too.
         """
         completions, policy = list[Completion](), self._engine.served
         with span("generate", replica=replica, prompt_tokens=len(token_ids), n=gconfig.n):

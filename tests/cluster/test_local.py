@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.support.paths import ROOT
 from tests.support.sandbox_helpers import wait_gone
@@ -56,6 +57,7 @@ def answer(process: "subprocess.Popen[str]") -> Any:
     return json.loads(line)
 
 
+@pytest.mark.long
 def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
     """Two at once, with a proxy, a token of the user's and a long TMPDIR: each is alone, and leaves nothing."""
     scratch = tmp_path / f"a-long-place-for-temporary-files-{'x' * 60}"

@@ -91,6 +91,7 @@ def server_of(job: "subprocess.Popen[str]") -> psutil.Process:
     return next(child for child in psutil.Process(job.pid).children() if "prefect_server.py" in str(child.cmdline()))
 
 
+@pytest.mark.long
 def test_a_flow_and_its_server_end_together(folder: Path, scratch: Path) -> None:
     """A flow whose server dies says why in one sentence, and waits neither for Prefect's retries nor its shutdown.
 
