@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 TTL_S = 60.0
 """A lease may be taken over after so many seconds without a sign of life, or its holder's own number if larger."""
 LONGEST_TTL_S = 3600.0
-"""The most of a holder's own number that counts, whatever an entry says."""
+"""A holder's own number counts up to this, whatever its entry says."""
 BEATS = 4
 """Signs of life within this time."""
 

@@ -66,9 +66,11 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         noted = [(kind, case) for kind in kinds for case in getattr(intake, kind)]
         rows = [(kind, case.id, numbers.get(case.data_set), case.detail) for kind, case in noted]
         database.create("intake", "kind varchar, id varchar, data_set integer, detail varchar", rows)
-        counts = {"objects": intake.objects, "parents": intake.parents, "collected": len(intake.collected)}
-        for name, value in {**counts, "highest_logprob": HIGHEST_LOGPROB, "lowest_logprob": LOWEST_LOGPROB}.items():
-            database.set(name, value)
+        database.set("objects", intake.objects)
+        database.set("parents", intake.parents)
+        database.set("collected", len(intake.collected))
+        database.set("highest_logprob", HIGHEST_LOGPROB)
+        database.set("lowest_logprob", LOWEST_LOGPROB)
         database.connection.execute(_VIEWS.read_text(encoding="utf-8"))
         yield database
 

@@ -97,8 +97,9 @@ def _routers(model: PreTrainedModel) -> Iterator[tuple[int, Any]]:
 
 
 def _route_as_given(router: Any, _: object, own: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace a router's choice, the last of its results, and the weights before it: the probabilities of the chosen
-    experts among all or, normalised, among the chosen alone.
+    """Replace a router's choice, the last of its results, and the weights before it.
+
+    The weights are the probabilities of the chosen experts among all experts or, if normalised, among the chosen alone.
     """
     logits, _, choice = own
     if router.given is None:

@@ -30,8 +30,8 @@ LOCAL_SERVER = ("-m", "flows.launch.local_server")
 
 
 PROMPT = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
-"""By default a worker claims a run 10 s before its time, and with it the deployment's slot. On a short schedule the run
-before still works then, so the new run would be cancelled although the slot is free at its time."""
+"""Settings of a worker that claims a run, and with it the deployment's slot, 1 s before its time. By default it does so
+10 s before: on a short schedule the run before still works then, and the new one would be cancelled."""
 
 
 def begin(project: Path, *arguments: str) -> "subprocess.Popen[str]":

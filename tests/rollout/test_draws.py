@@ -33,7 +33,7 @@ DRAWN = {
     "curriculum": ["p2 p11 p14 p19 p3 p6 p7 p18", "p9 p10 p15 p6 p3 p22 p14 p11", "p7 p19 p18 p15 p2 p11 p22 p3"],
     BOTH: ["p2 p11 p19 p3 p6 p18 p10 p13", "p9 p10 p15 p6 p3 p11 p2 p5", "p19 p18 p15 p2 p11 p3 p6 p10"],
 }
-"""What the first programs drew in iterations 0, 4 and 5, and the first three of the spare problems."""
+"""Draws of the first programs in iterations 0, 4 and 5, with the first three of the spare problems."""
 
 
 def open_workspace(tmp_path: Path, case: str, excluded: Sequence[Problem] = EXCLUDED, count: int = COUNT) -> Workspace:

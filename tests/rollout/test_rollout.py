@@ -269,7 +269,7 @@ def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier
 
 
 def test_no_slot_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
-    """Where turns are long, episodes begin one by one: with two slots, seven episodes end beside a long one."""
+    """Episodes begin one by one where turns are long: with two slots, seven of them end beside a long one."""
 
     class FirstWaitsForAll(MathSingleStepAgent):
         """The first episode of all waits until the other seven have ended. At most `most` ran at the same time."""

@@ -12,7 +12,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.logs.leases import Lease
-from storage.maintenance import gc
+from storage.maintenance import copying, gc
 from storage.maintenance.copying import copy_run
 from storage.maintenance.verify import check_logs, verify
 from storage.objects.local import LocalBackend
@@ -115,6 +115,23 @@ def test_gc_at_the_target_leaves_a_copy_alone(source: Store, tmp_path: Path, mon
 
     monkeypatch.setattr(catalog, "enter", collect_first)
     assert_whole(target, [manifest.version for manifest in copy_run(source, target, RUN)])
+
+
+def test_another_copy_may_bring_a_version_first(source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so while this copy waits for the lease of a run that both of them need."""
+    target, needed = Store(str(tmp_path / "target")), copying._needed(source, RUN)
+
+    def overtaken(store: Store, run: str, **options: Any) -> Lease:
+        for manifest in needed:
+            if run == layout.run_of(manifest.version) != RUN and not manifests.committed(store, manifest.version):
+                copying._copy_version(source, store, manifest)
+        return Lease(store, run, **options)
+
+    monkeypatch.setattr(copying, "Lease", overtaken)
+    copy_run(source, target, RUN)
+    entered = [entry.version for entry in catalog.read_all(target)]
+    assert set(BEGAN_WITH) <= set(entered)
+    assert len(entered) == len(set(entered))
 
 
 def test_links_and_pipes_are_not_followed(source: Store, tmp_path: Path) -> None:

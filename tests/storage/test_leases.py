@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -103,6 +104,15 @@ def test_the_holders_own_time_to_live_counts(
     with Lease(store, "r", ttl_s=0.5) as lease:
         assert lease.token == 1
     assert time.monotonic() - started >= 1.5
+
+
+@pytest.mark.parametrize(("ttl_s", "seems_over"), [(600, False), (1, True)])
+def test_a_holder_is_listed_by_its_own_time_to_live(ttl_s: float, seems_over: bool, store: Store) -> None:
+    """A hundred seconds of silence are no end of a holder that allows itself ten minutes."""
+    begun = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
+    entry = {"holder": own_identity() | FAR, "label": "", "at": begun, "ttl_s": ttl_s}
+    Log(store, layout.lease("r")).put(0, entry)
+    assert [bool(each.ended) for each in leases.tenures(store, "r")] == [seems_over]
 
 
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:

@@ -165,7 +165,7 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
 
 
 def test_committed_weights_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a remote root, the trainer moves the weights into the cache, where the next rollout finds them.
+    """The trainer moves weights into the cache of a remote root, where the next rollout finds them.
 
     Nothing is listed: listing a large bucket is slow, and some users may not list.
     """

@@ -21,7 +21,7 @@ from tests.support.ray_cluster import running
 PATIENCE_S = 600
 ACTORS = ("ray::WaitingNode", "ray::NodeWorker", "ray::TrainerRank")
 BESIDE = "sleep 123456"
-"""What a process does that a worker starts with an engine that only waits, as others start vLLM's processes."""
+"""The program of a process that a worker starts as others start vLLM's: here the engine only waits."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 

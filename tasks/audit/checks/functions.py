@@ -69,9 +69,14 @@ def _add_decoding(database: AuditDatabase, decoders: dict[int, Decoder]) -> None
                     texts[some] = read(decoders[number], lists(rows.take(pa.array(some))))
             return pa.array(texts, pa.string())
 
-        types: Any = ["integer", "integer[]"], "varchar"
-        how: Any = {"type": "arrow", "null_handling": "special"}
-        database.connection.create_function(name, decode, *types, **how)
+        database.connection.create_function(
+            name,
+            decode,
+            ["integer", "integer[]"],
+            "varchar",
+            type="arrow",
+            null_handling="special",  # type: ignore
+        )
 
     add("decoded", Decoder.texts)
     add("decoded_whole", lambda decoder, ids: decoder.texts(ids, special=True))

@@ -62,7 +62,7 @@ def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[P
 
 def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     of_turns = zip_longest(*(each.success for each in sets))
-    rates: dict[str, Values] = {f"turn {turn} right": [*rates] for turn, rates in enumerate(of_turns, 1)}
+    rates: dict[str, Values] = {f"turn {turn} right": [*shares] for turn, shares in enumerate(of_turns, 1)}
     return rates if len(rates) < 2 else rates | {"any turn right": [each.any_turn for each in sets]}
 
 
