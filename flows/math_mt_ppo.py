@@ -11,6 +11,7 @@ a run, wherever it was stopped or killed.
     python -m flows.math_mt_ppo demo --check
 """
 
+import time
 from typing import TYPE_CHECKING
 
 from prefect import flow
@@ -63,14 +64,18 @@ def learn(
     With `held_out_set`, policies are evaluated on it meanwhile.
     """
     with Rollouts(workspace, workers, train_set) as rollouts:  # its end stops what still plays
+        since = time.monotonic()
         for iteration in progress.iterations(workspace):  # only those that are not yet committed
             with span("iteration", run=workspace.name, iteration=iteration):
                 if held_out_set and iteration % workspace.config.evaluation.every == 0:
                     evaluate(workspace, workers, policy, held_out_set)
+                    since = time.monotonic()
                 trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
                 scores = score(workspace, workers, iteration, trajectories)
-                policy = train(workspace, trainer, iteration, policy, [Part(trajectories, scores)])
-                rollouts.swap(policy)
+                parts = [Part(trajectories, scores)]
+                policy = train(workspace, trainer, iteration, policy, parts, rollouts.swap, since)
+                since = time.monotonic()
+        workspace.settle()  # the last checkpoint is committed
     return policy
 
 

@@ -26,6 +26,7 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
         name, scores = workspace.name, layout.scores(workspace.name, iteration, workspace.scorer)
         policy, parts = layout.checkpoint(name, iteration), [Part(layout.trajectories(name, iteration), scores)]
         version = flows.stages.train.train(workspace, trainer, iteration, policy, parts)
+        workspace.settle()
         progress.log_last(workspace, version)
         return version
 

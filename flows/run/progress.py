@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from prefect import get_run_logger, runtime, task
@@ -22,7 +23,7 @@ from storage.versions import aliases, manifests
 from tasks.evaluate import learning_curve, outcomes
 from tasks.evaluate import summary as tables
 from tasks.metrics.log import read_iteration, read_rows
-from tasks.metrics.rows import by_iteration
+from tasks.metrics.rows import Row, by_iteration
 from tasks.metrics.show import iteration_line, paid_for_something_else, seconds_left
 
 _RECENT = 20
@@ -61,12 +62,18 @@ def iterations(workspace: Workspace) -> Iterator[int]:
                 return
         ITERATION.set(iteration)
         yield iteration
-        rows = [*rows, read_iteration(workspace.store, run.name, iteration)][-_RECENT:]
-        tokens += rows[-1].get("tokens/generated", 0)
-        line = iteration_line(rows[-1], run.iterations, seconds_left(begun, rows, run.iterations - iteration - 1))
-        get_run_logger().info(line)
-        if (alarm := paid_for_something_else(rows)) and not paid_for_something_else(rows[:-1]):
-            get_run_logger().warning("ALARM: iteration %d: %s", iteration, alarm)
+        tokens += read_iteration(workspace.store, run.name, iteration).get("tokens/generated", 0)
+        workspace.behind(partial(_tell, workspace, iteration, begun, rows))  # once its checkpoint is committed
+
+
+def _tell(workspace: Workspace, iteration: int, begun: datetime, rows: list[Row]) -> None:
+    """Log the line of an iteration, and an alarm; add its numbers to those of the iterations before."""
+    rows.append(read_iteration(workspace.store, workspace.name, iteration))
+    del rows[:-_RECENT]
+    end = workspace.config.run.iterations
+    get_run_logger().info(iteration_line(rows[-1], end, seconds_left(begun, rows, end - iteration - 1)))
+    if (alarm := paid_for_something_else(rows)) and not paid_for_something_else(rows[:-1]):
+        get_run_logger().warning("ALARM: iteration %d: %s", iteration, alarm)
 
 
 def log_last(workspace: Workspace, *versions: str) -> None:

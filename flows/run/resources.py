@@ -4,7 +4,7 @@ Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
@@ -16,6 +16,9 @@ from tasks.train.orders import OrderedTrainer
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
     from tasks.rollout.play import Workers
+
+_DRAIN_S = 5.0
+"""Longest wait for a checkpoint if the flow is interrupted."""
 
 
 def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
@@ -67,12 +70,25 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     if not config.trains_apart:
         from tasks.train.version_trainer import VersionTrainer
 
-        yield VersionTrainer(config)
+        with _settled(workspace):
+            yield VersionTrainer(config)
         return
     from tasks.cluster.connection import connected
 
     with connected(config):
         from tasks.cluster.trainer import RayTrainer
 
-        with RayTrainer(config, get_run_logger().info) as ranks:
+        with RayTrainer(config, get_run_logger().info) as ranks, _settled(workspace):
             yield ranks
+
+
+@contextmanager
+def _settled(workspace: Workspace) -> Iterator[None]:
+    """Wait at the end of the block for the checkpoint that is still being stored; not for long if interrupted."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(Exception):  # the first error counts
+            workspace.settle(None if isinstance(error, Exception) else _DRAIN_S)
+        raise
+    workspace.settle()

@@ -4,10 +4,12 @@ Every stage uses the workspace: configuration, store, cache and lease. A run tha
 configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
 """
 
+import contextvars
 import errno
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +73,10 @@ class Workspace:
         """The right to write the run; a flow holds it while it works. None: not held."""
         self.by_other_scorer = False
         """Whether scores are made by another scorer than the run's, which does not train on them."""
+        self.trained: checkpoints.Checkpoint | None = None
+        """The newest policy of this flow run, which engines can serve before its checkpoint is committed."""
+        self._threads, self._behind = ThreadPoolExecutor(1, "behind"), Future[object]()
+        self._behind.set_result(None)
         self.models: BesideModels | None = None
         """The models beside the policy, while the run or its workers are open; None without any."""
 
@@ -91,9 +97,29 @@ class Workspace:
     @contextmanager
     def stage(self, version: version_names.Version) -> Iterator[Draft | None]:
         """Make a version in this block, unless it is committed (`drafts.stage`); then `record` its numbers."""
-        with stage(self.store, version, self.lease) as draft:
+        awaits = None if version.kind == "checkpoint" else self.settle
+        with stage(self.store, version, self.lease, awaits) as draft:
             yield draft
         self.record(version)
+
+    def behind(self, work: Callable[[], object]) -> None:
+        """Do some work in a thread while this one goes on, after what is done there already, unless that fails."""
+        before = self._behind
+
+        def follow() -> object:
+            before.result()
+            return work()
+
+        self._behind = self._threads.submit(contextvars.copy_context().run, follow)
+
+    def settle(self, limit_s: float | None = None) -> None:
+        """Wait until all work that was put `behind` is done, but not longer than some seconds.
+
+        Raises:
+            Exception: the first error of that work.
+            TimeoutError: it takes longer.
+        """
+        self._behind.result(limit_s)
 
     def code(self) -> dict[str, str]:
         """Return the fingerprints of what is not this program's: the user's code, and models beside the policy."""
@@ -101,7 +127,9 @@ class Workspace:
         return own_code(self.config) | models
 
     def open_checkpoint(self, policy: version_names.PolicyVersion) -> checkpoints.Checkpoint:
-        """See `checkpoints.open_checkpoint`."""
+        """Return the policy that was trained just now, or open another one: see `checkpoints.open_checkpoint`."""
+        if self.trained and self.trained.version == policy:
+            return self.trained
         return checkpoints.open_checkpoint(self.store, policy, self.cache)
 
     def read_problems(self, version: str | None) -> list[Problem]:

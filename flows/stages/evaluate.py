@@ -83,6 +83,7 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
     )
     with workspace.stage(protocol.evaluation(policy)) as draft:
         if draft:
+            workspace.settle()  # the policy may have been trained just now
             workers.serve(policy)
             problems = workspace.read_problems(protocol.problem_set)
             without_room = unplayable(workspace, policy, problems)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
@@ -18,7 +19,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVe
 from storage.versions import manifests
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, without_room
-from tasks.inference.api import GenerationConfig
+from tasks.inference.api import GenerationConfig, InferenceError
 from tasks.problems import exclusions, mixture
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import Pool, RolloutPlan, draw_from, drawable
@@ -186,7 +187,15 @@ class Rollouts:
         return version
 
     def swap(self, policy: PolicyVersion) -> None:
-        """Serve a new checkpoint to the stream; its requests go on."""
+        """Serve a new policy: to the stream, whose requests go on, or in a thread, until the next rollout begins."""
         if self._stream:
             self._workers.serve(policy)
             self._stream.advance(policy)
+        elif not self._workspace.config.plays_apart:
+            self._workspace.behind(partial(self._begin_to_serve, policy))
+
+    def _begin_to_serve(self, policy: PolicyVersion) -> None:
+        try:
+            self._workers.serve(policy)
+        except (InferenceError, OSError) as error:
+            get_run_logger().warning("%s; the next rollout tries to serve it again", error)

@@ -36,16 +36,23 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed policy version as verified local files."""
+    """A policy version as local files: a committed one, verified, or one that was made just now."""
 
     version: PolicyVersion
     number: int  # policy version: updates committed before it
     model: Path  # weights in float32; if the version is an adapter, those of its base
     state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
-    manifest: Manifest
+    attempt: str  # the nonce of the draft that it was, or will be, committed from
+    committed: Manifest | None  # None if it is not committed yet
     adapter: Path | None = None  # what is added to `model`
     base: Manifest | None = None  # of the version that has `model`, if it is another one
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of a committed version."""
+        assert self.committed
+        return self.committed
 
     @property
     def of_model(self) -> Manifest:
@@ -152,7 +159,8 @@ def open_checkpoint(
         model=model,
         state=fetch_folder(store, manifest, "state", cache, fetching=fetching) if has_state else None,
         canary=Canary(**json.loads(fetch(store, manifest, "canary.json", cache).read_text())),
-        manifest=manifest,
+        attempt=manifest.nonce,
+        committed=manifest,
         adapter=adapter,
         base=of_model if manifest.base else None,
     )

@@ -19,10 +19,11 @@ stops. So no two writers mix their shards, and no episode is stored twice.
 import functools
 import json
 import logging
+import os
 import shutil
 import subprocess
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Manifest, as_parent, committed, read, refuse_lost
 
 logger = logging.getLogger(__name__)
+_AT_ONCE = 8
+"""Number of files of a folder that are written and hashed at the same time."""
 
 
 class Provenance(BaseModel):
@@ -83,6 +86,9 @@ class Draft:
         self.nonce = nonce or new_nonce()
         self.files: list[File] = []
         self._sources: dict[str, Path] = {}
+        self.awaits: Callable[[], object] = lambda: None
+        """Waits for the commit of what this is made from, such as the policy that sampled it; called before a commit,
+        and before shards can outlive this process."""
         self.adopted: list[File] = []
         """Files among `files` that are shards taken over from earlier attempts (`JournaledDraft`)."""
         self.notes: list[Any] = []
@@ -127,18 +133,21 @@ class Draft:
         """Forbid later attempts to take over what was added. Does nothing here: only a journal allows it."""
 
     def add_folder(self, folder: Path, prefix: str) -> None:
-        """`add` every file of `folder` as `<prefix>/<name>`."""
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                self.add(path, f"{prefix}/{path.relative_to(folder).as_posix()}")
+        """`add` every file of `folder` as `<prefix>/<name>`, several at the same time."""
+        paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        names = [f"{prefix}/{path.relative_to(folder).as_posix()}" for path in paths]
+        self.files += in_parallel(lambda each: self._upload(*each, None), zip(paths, names, strict=True), _AT_ONCE)
 
     def hand_over(self, folder: Path) -> None:
-        """Move the added files into the cache `folder` of a remote root, so that they need not be fetched again."""
+        """Keep the added files in the cache `folder` of a remote root, too, so that they need not be fetched again."""
         for file in [] if self.store.is_local else self.files:
             source, target = self._sources.get(file.name), folder / file.path
             if source and source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(source, target)
+                try:
+                    os.link(source, target)
+                except OSError:  # another file system
+                    shutil.copyfile(source, target)
 
     def commit(
         self,
@@ -156,6 +165,7 @@ class Draft:
             ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
                 committed this version.
         """
+        self.awaits()
         fence = None if layout.is_written_without_lease(self.version) else provenance.fence
         with span("commit", version=self.version, kind=self.kind, run=layout.run_of(self.version) or ""):
             manifest = Manifest(
@@ -258,6 +268,7 @@ class JournaledDraft(Draft):
         return True
 
     def _enter(self, values: dict[str, Any]) -> None:
+        self.awaits()
         if not self._put(values):
             raise ConflictError(
                 f"{self.store.uri(self.version)}: another writer has taken over this version; two flow runs work on "
@@ -277,7 +288,12 @@ _JOURNALED = ("trajectories", "evaluation", "annotations")
 
 
 @contextmanager
-def stage(store: Store, version: version_names.Version, lease: leases.Lease | None = None) -> Iterator[Draft | None]:
+def stage(
+    store: Store,
+    version: version_names.Version,
+    lease: leases.Lease | None = None,
+    awaits: Callable[[], object] | None = None,
+) -> Iterator[Draft | None]:
     """Make a version in this block, unless it is committed: then the block gets None in place of a draft.
 
     Example: with stage(store, layout.exclusions(digest)) as draft:
@@ -286,7 +302,7 @@ def stage(store: Store, version: version_names.Version, lease: leases.Lease | No
                      draft.commit(provenance, parents, metrics)
 
     The block is traced. What takes long to make has a journal, if the writer holds the `lease` of its run: without the
-    lease, two writers at once would take over each other's shards.
+    lease, two writers at once would take over each other's shards. `awaits` is that of the draft.
     """
     if committed(store, version):
         yield None
@@ -294,6 +310,7 @@ def stage(store: Store, version: version_names.Version, lease: leases.Lease | No
     kind = version.kind
     has_journal = kind in _JOURNALED and lease and lease.run == version.run
     made = JournaledDraft(store, version, kind, lease) if has_journal else Draft(store, version, kind)
+    made.awaits = awaits or made.awaits
     with made as draft, making(version):
         yield draft
 

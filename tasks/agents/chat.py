@@ -9,6 +9,7 @@ Contents are text. Only the template writes control tokens, see `tasks.agents.co
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -247,7 +248,7 @@ def engine_ends(folder: Path) -> tuple[int, ...]:
 
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    return _chat_in(policy.of_model, policy.model)
+    return _chat_in(policy.base or policy.committed, policy.model)
 
 
 def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
@@ -260,8 +261,8 @@ _CHATS: dict[object, Chat] = {}
 """The chats of this process, by all that they depend on."""
 
 
-def _chat_in(manifest: Manifest, folder: Path) -> Chat:
-    files = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
+def _chat_in(manifest: Manifest | None, folder: Path) -> Chat:
+    files = tuple(file.sha256 for file in manifest.files if re.search("token|chat", file.name)) if manifest else folder
     size = json.loads((folder / "config.json").read_bytes()).get("vocab_size")  # one model: the import refuses others
     vocabulary, ends = int(size) if size else None, engine_ends(folder)
     key = files, vocabulary, ends

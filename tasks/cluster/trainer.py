@@ -28,7 +28,7 @@ from tasks.cluster.placement import PlacementError, check_ranks
 from tasks.inference.devices import visible_devices
 from tasks.registry import Code, own_code
 from tasks.rollout.remote.interface import as_own
-from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, UpdateOrder
+from tasks.train.orders import DistanceOrder, Made, Progress, RanksLostError, Updated, UpdateOrder
 
 if TYPE_CHECKING:
     from tasks.train.version_trainer import VersionTrainer
@@ -86,28 +86,30 @@ class RayTrainer:
                 ray.kill(rank)
             remove_placement_group(self._reserved)
 
-    def update(self, order: UpdateOrder, progress: Progress) -> Made:
+    def update(self, order: UpdateOrder, progress: Progress) -> Updated:
         """See `OrderedTrainer.update`.
 
         Raises:
             RanksLostError: a rank was lost; all end.
         """
-        nonce, made = self._carry_out("update", order, progress)
-        return Made(nonce, [file for of_rank in made for file in of_rank.files], made[0].metrics)
+        return cast(Updated, self._carry_out("update", progress, order, new_nonce())[0])
+
+    def write(self) -> Made:
+        """See `OrderedTrainer.write`."""
+        made: list[Made] = self._carry_out("write", self._progress)
+        return Made(made[0].nonce, [file for of_rank in made for file in of_rank.files])
 
     def distance(self, order: DistanceOrder) -> float | None:
         """See `OrderedTrainer.distance`."""
-        _, found = self._carry_out("distance", order, self._progress)
-        return cast(float | None, found[0])
+        return cast(float | None, self._carry_out("distance", self._progress, order)[0])
 
-    def _carry_out(self, method: str, order: UpdateOrder | DistanceOrder, progress: Progress) -> tuple[str, list[Any]]:
-        """Let all ranks carry out an order; return the nonce of its files and their answers."""
-        nonce = new_nonce()
+    def _carry_out(self, method: str, progress: Progress, *order: object) -> list[Any]:
+        """Let all ranks carry out an order; return their answers."""
         try:
             if not self._ranks:
                 self._start(progress)
-            asked = [getattr(rank, method).remote(order, nonce) for rank in self._ranks]
-            return nonce, self._answers(asked, progress)
+            asked = [getattr(rank, method).remote(*order) for rank in self._ranks]
+            return self._answers(asked, progress)
         except RanksLostError as error:
             raise RanksLostError(f"{error}. Start the flow again: it continues from the last checkpoint") from error
 
@@ -289,15 +291,21 @@ class TrainerRank:
                 store = NoteStore(ask, knobs.startup_timeout_s)
                 join_group(self._number, size, self._device, store, address, knobs.timeout_s)
                 mesh = Mesh.of(self._config.train.parallel, self._device, knobs.timeout_s, self._nodes)
-            self._trainer = VersionTrainer(self._config, mesh)
+            self._trainer = VersionTrainer(self._config, mesh, hands_over=False)
 
-    def update(self, order: UpdateOrder, nonce: str) -> Made:
-        """See `VersionTrainer.update`; the files are those that this rank has written."""
+    def update(self, order: UpdateOrder, nonce: str) -> Updated:
+        """See `VersionTrainer.update`."""
         with self._logging_errors():
             assert self._trainer
             return self._trainer.update(order, self._progress, nonce)
 
-    def distance(self, order: DistanceOrder, _nonce: str) -> float | None:
+    def write(self) -> Made:
+        """See `VersionTrainer.write`; the files are those that this rank has written."""
+        with self._logging_errors():
+            assert self._trainer
+            return self._trainer.write()
+
+    def distance(self, order: DistanceOrder) -> float | None:
         """See `VersionTrainer.distance`; no file is written."""
         with self._logging_errors():
             assert self._trainer

@@ -91,6 +91,10 @@ class Engine(Collector):
         """The servers that this engine has started itself."""
         return [replica.server for replica in self._replicas if replica.server]
 
+    def serves(self, version: str) -> bool:
+        """Return whether every replica is proven to serve a version."""
+        return bool(self._policy and self._policy.version == version and self.served == self._policy)
+
     def serve(self, policy: Checkpoint) -> None:
         """Make every replica serve `policy`; start the servers at the first call.
 

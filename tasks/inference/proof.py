@@ -46,7 +46,7 @@ def adapter_name(policy: Checkpoint) -> str | None:
 
     Attempts to make the same version have different names.
     """
-    return f"policy-{policy.number}-{policy.manifest.nonce}" if policy.adapter else None
+    return f"policy-{policy.number}-{policy.attempt}" if policy.adapter else None
 
 
 def holds_base(before: Proven | None, policy: Checkpoint) -> bool:

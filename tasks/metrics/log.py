@@ -56,8 +56,8 @@ def read_rows(store: Store, run: str) -> list[Row]:
 
 
 def read_iteration(store: Store, run: str, number: int) -> Row:
-    """Return the merged row of an iteration that is in the log."""
-    return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE)))[number]
+    """Return the merged row of what an iteration has in the log so far."""
+    return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE))).get(number, {})
 
 
 def _logged(store: Store, run: str) -> list[Row] | None:

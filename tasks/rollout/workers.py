@@ -1,5 +1,6 @@
 """The workers, which play the groups of a rollout: by default this process, with its engine and its verifier."""
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache, partial
@@ -51,14 +52,20 @@ class LocalWorker:
     ) -> None:
         self._engine, self.verifier, self._open_policy, self.cache = engine, verifier, open_policy, cache
         self._policy: Checkpoint | None = None
+        self._chat: Chat | None = None
+        self._serving = threading.Lock()
 
     def serve(self, policy: PolicyVersion) -> None:
         """See `Workers.serve`."""
-        checkpoint = self._open_policy(policy)
-        load_chat(checkpoint)  # reports an unusable tokenizer before servers start
         assert self._engine
-        self._engine.serve(checkpoint)
-        self._policy = checkpoint
+        with self._serving:
+            if self._engine.serves(policy):
+                return
+            checkpoint = self._open_policy(policy)
+            if checkpoint.committed or not self._chat:  # one that was trained just now has the tokenizer of the others
+                self._chat = load_chat(checkpoint)  # reports an unusable tokenizer before servers start
+            self._engine.serve(checkpoint)
+            self._policy = checkpoint
 
     async def play(self, plan: RolloutPlan, groups: Groups) -> None:
         """See `Workers.play`."""
@@ -80,8 +87,8 @@ class LocalWorker:
                     await groups.changed.wait()
 
         assert self._engine
-        assert self._policy, "serve a policy first"
-        chat = load_chat(self._policy)
+        chat = self._chat
+        assert chat, "serve a policy first"
         with groups.changed.listening():
             async with self._engine.connect() as engine, open_player(plan, engine, chat, self.verifier) as player:
                 await collect(player, as_they_begin(), plan.together, store)

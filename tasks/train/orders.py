@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from storage.layout import SELECTION
 from storage.objects.store import Store
 from storage.version_names import AnnotationsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, select
+from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch
 from storage.versions.manifests import File, read
@@ -60,19 +61,31 @@ class DistanceOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Updated:
+    """The result of an update, whose policy is in memory."""
+
+    metrics: dict[str, Any]
+    policy: (
+        Checkpoint | None
+    )  # its weights for an engine of this host, until the update after the next; None: elsewhere
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
-    """The result of an update: the files of the new policy, which are in the store, and the metrics."""
+    """The files of a new policy, which are in the store."""
 
     nonce: str  # of the draft that has the files
     files: list[File]
-    metrics: dict[str, Any]
 
 
 class OrderedTrainer(Protocol):
     """Carries out orders: `version_trainer.VersionTrainer` in this process, or `tasks.cluster.trainer` in others."""
 
-    def update(self, order: UpdateOrder, progress: Progress) -> Made:
-        """Make a policy's files, and call `progress` with a line of text after each part."""
+    def update(self, order: UpdateOrder, progress: Progress) -> Updated:
+        """Make a policy, and call `progress` with a line of text after each part."""
+
+    def write(self) -> Made:
+        """Write the files of the policy that the last update made; any thread may, but the next update must wait."""
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Return the mean KL in nats per token between two policies; None if no token is trainable."""

@@ -214,7 +214,7 @@ def load_train_state(
     teacher: tuple[Path, Path | None] | None = None,
     mesh: Mesh = ALONE,
 ) -> TrainState:
-    """Read what `save_train_state` wrote. Set the number of torch threads.
+    """Read what `save_weights` and `save_rest` wrote. Set the number of torch threads.
 
     Args:
         config: the run's configuration.
@@ -263,17 +263,20 @@ def _frozen(folder: Path, train: Train, mesh: Mesh, adapter: Path | None = None)
     return load_policy(folder, train, mesh, adapter).requires_grad_(False)
 
 
-def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
-    """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`.
+def save_weights(train_state: TrainState, model: Path) -> None:
+    """Write weights and model configuration (no tokenizer) to `model`, or the adapter if only that is trained.
 
-    `model` gets the adapter if only that is trained. On a mesh each rank writes some of the files; the folders of all
-    ranks together hold them.
+    On a mesh each rank writes some of the files; the folders of all ranks together hold them.
     """
-    mesh = train_state.mesh
     if train_state.lora:
-        save_adapter(train_state.model, train_state.lora, model, mesh)
+        save_adapter(train_state.model, train_state.lora, model, train_state.mesh)
     else:
-        save_policy(train_state.model, model, mesh)
+        save_policy(train_state.model, model, train_state.mesh)
+
+
+def save_rest(train_state: TrainState, state: Path) -> None:
+    """Write what `save_weights` does not, in the same way, to `state`."""
+    mesh = train_state.mesh
     moments = _moments(trained(train_state.model), train_state.adamw)
     save_tensors(state, _OPTIMIZER, {**moments, "rng": train_state.generator.get_state()}, mesh)
     counts: dict[str, object] = {"steps": train_state.steps, "kl_ctl": train_state.kl_ctl}

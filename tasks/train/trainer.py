@@ -26,7 +26,7 @@ from tasks.train.prepare import Epochs, Preparation
 from tasks.train.returns import failed_by_graders
 from tasks.train.samples import Sample, build_samples, check_sampled, within_staleness
 from tasks.train.step import Step, take_step, terms_of
-from tasks.train.train_state import TrainState, follow, save_train_state
+from tasks.train.train_state import TrainState, follow, save_rest, save_weights
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,8 @@ class Trainer:
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer), or the adapter, to `model`, and the rest to `state`."""
-        save_train_state(self.state, model, state)
+        save_weights(self.state, model)
+        save_rest(self.state, state)
 
     def canary(self) -> Canary:
         """Make the canary of the present weights, at temperature 1.

@@ -5,7 +5,7 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,15 +21,15 @@ from storage.objects.store import Store
 from storage.records import Score, Trajectory, to_score, to_trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
-from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Draft
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.drafts import Draft, new_nonce
 from storage.versions.fetch import WEIGHTS, fetch, fetch_all, scratch_of, trim_to_limit
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.orders import DistanceOrder, Made, Part, Progress, UpdateOrder, add_selection, read_order
-from tasks.train.train_state import load_train_state
+from tasks.train.orders import DistanceOrder, Made, Part, Progress, Updated, UpdateOrder, add_selection, read_order
+from tasks.train.train_state import load_train_state, save_rest, save_weights
 from tasks.train.trainer import Trainer
 
 _SAME = 1e-3
@@ -40,28 +40,42 @@ _NAMED = 20
 """Number of excluded trajectories that the log names."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A new policy in memory, whose files are not in the store yet."""
+
+    order: UpdateOrder
+    nonce: str
+    weights: Path  # folder of them, or of the adapter
+    canary: Canary
+
+
 class VersionTrainer:
     """Carries out orders. It keeps the policy in memory between them.
 
     Args:
         config: the run's configuration.
         mesh: the ranks that carry out the same orders, each with a trainer of versions.
+        hands_over: whether an engine may read new weights before they are stored, from the folder of this one rank.
     """
 
-    def __init__(self, config: Config, mesh: Mesh = ALONE) -> None:
-        self._config, self._mesh = config, mesh
+    def __init__(self, config: Config, mesh: Mesh = ALONE, *, hands_over: bool = True) -> None:
+        self._config, self._mesh, self._hands_over = config, mesh, hands_over
         self._kept: tuple[PolicyVersion | None, Trainer | None] = None, None  # in memory, with a committed train state
+        self._unwritten: _Unwritten | None = None
+        self._folders: list[TemporaryDirectory[str]] = []
+        """With the weights of the newest policy, and of the one before."""
         self._store, self._cache = Store(config.storage.root), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
         self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None
 
-    def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
-        """Run one update and write the files of the new policy into a draft; several ranks write their own.
+    def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Updated:
+        """Run one update, and put the weights of the new policy into a folder, from which an engine can read them.
 
         Args:
             order: the update.
             progress: called with a line of text after each part.
-            nonce: the draft's, which several ranks share; None: a new one.
+            nonce: of the draft that `write` makes, which several ranks share; None: a new one.
 
         Raises:
             ValueError: see `Trainer.update`.
@@ -71,13 +85,60 @@ class VersionTrainer:
         metrics = self._train(trainer, order, progress)
         if order.policy.number == 0 and not order.selects:
             check_noise(metrics, self._config.algorithm.type)
-        with Draft(self._store, order.version, "checkpoint", nonce) as draft:
-            self._write(draft, order, trainer)
+        folder = TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank))
+        self._folders = [*self._folders[-1:], folder]  # an engine may read the one before, not older ones
+        weights, policy = Path(folder.name) / "model", None
+        save_weights(trainer.state, weights)
+        made = self._unwritten = _Unwritten(order, nonce or new_nonce(), weights, trainer.canary())
+        if self._mesh.rank == 0 and not self._config.policy.lora:
+            self._copy_tokenizer(order.policy, weights)
+        if self._hands_over:
+            policy = self._as_checkpoint(made)
+        self._kept = order.version, trainer
+        return Updated(metrics, policy)
+
+    def write(self) -> Made:
+        """Write the files of the policy that the last `update` made into a draft; several ranks write their own."""
+        (made, self._unwritten), (_, trainer) = (self._unwritten, None), self._kept
+        assert made
+        assert trainer
+        order, every, last = made.order, self._config.train.state_every, self._config.run.iterations
+        scratch = TemporaryDirectory(prefix="state-", dir=scratch_of_rank(self._config, self._mesh.rank))
+        with Draft(self._store, order.version, "checkpoint", made.nonce) as draft, scratch as folder:
+            if self._mesh.rank == 0:
+                checkpoints.add_canary(draft, made.canary)
+                if order.selects:
+                    add_selection(draft, order)
+            draft.add_folder(made.weights, "adapter" if self._config.policy.lora else "model")
+            if order.version.number % every == 0 or order.version.number == last:
+                save_rest(trainer.state, Path(folder))
+                draft.add_folder(Path(folder), "state")
+            draft.hand_over(self._cache)
+        if not self._hands_over:
+            self._folders.pop().cleanup()
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
             trim_to_limit(self._store, self._config.storage, in_use)
-        self._kept = order.version, trainer
-        return Made(draft.nonce, draft.files, metrics)
+        return Made(draft.nonce, draft.files)
+
+    def _as_checkpoint(self, made: "_Unwritten") -> Checkpoint:
+        """Return a new policy as an engine of this host can serve it."""
+        version, base = made.order.version, None
+        model, adapter = made.weights, None
+        if self._config.policy.lora:
+            first = self._open(self._version_0)
+            model, adapter, base = first.model, made.weights, first.of_model
+        return Checkpoint(
+            version=version,
+            number=version.number,
+            model=model,
+            state=None,
+            canary=made.canary,
+            attempt=made.nonce,
+            committed=None,
+            adapter=adapter,
+            base=base,
+        )
 
     def make_again(self, order: UpdateOrder, before: Path, made: Path) -> None:
         """Run an update whose checkpoint exists; write model/ and state/ of before and after it to two folders."""
@@ -205,25 +266,6 @@ class VersionTrainer:
         ids = [row.trajectory_id for row in rows]
         found = (datasets.rows_with(store, part.scores, name, "trajectory_id", ids, cache) for name in part.score_files)
         return rows, [*map(to_score, chain.from_iterable(found))]
-
-    def _write(self, draft: Draft, order: UpdateOrder, trainer: Trainer) -> None:
-        """Write this rank's files of the policy that the order makes."""
-        with TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank)) as folder:
-            model, state = Path(folder) / "model", Path(folder) / "state"
-            trainer.save(model, state)
-            canary = trainer.canary()
-            adapted = self._config.policy.lora is not None
-            if self._mesh.rank == 0:
-                checkpoints.add_canary(draft, canary)
-                if order.selects:
-                    add_selection(draft, order)
-                if not adapted:
-                    self._copy_tokenizer(order.policy, model)
-            draft.add_folder(model, "adapter" if adapted else "model")
-            every, last = self._config.train.state_every, self._config.run.iterations
-            if order.version.number % every == 0 or order.version.number == last:
-                draft.add_folder(state, "state")
-            draft.hand_over(self._cache)
 
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
         """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""

@@ -217,7 +217,9 @@ def check_caches(folder: Path, root: str) -> None:
     mesh = Mesh.of(config.train.parallel, "cpu", 60, ["a", "b"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.versions.fetch.RECENT_S", -60.0)
-        VersionTrainer(config, mesh).update(run.order(0), print, "nonce")
+        trainer = VersionTrainer(config, mesh, hands_over=False)
+        trainer.update(run.order(0), print, "nonce")
+        trainer.write()
     assert [*(cache / run.policy(0)).rglob("*.safetensors")]
     assert [*(cache / run.policy(1)).rglob("*.safetensors")]
     assert not [*(cache / run.order(0).parts[0].trajectories).rglob("*.parquet")]

@@ -38,14 +38,15 @@ EPISODE = "tasks.rollout.conversation:Conversation.play"
 SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:Grades.add"
 STEP = "tasks.train.trainer:take_step"
-SAVE = "tasks.train.trainer:Trainer.save"
+SAVE = "tasks.train.version_trainer:save_weights"
+WRITE = "tasks.train.version_trainer:VersionTrainer.write"
 COMMIT = "storage.versions.drafts:Draft.commit"
 ALIAS = "storage.versions.aliases:move"
 
 POINTS = [
     Point("rollout", EPISODE, 7), Point("rollout", SHARD, 2, "after"), Point("score", SCORE, 5),
-    Point("train", STEP, 2), Point("train", SAVE, 1, "after"), Point("commit", COMMIT, 3),
-    Point("commit", COMMIT, 2, "after"), Point("commit", ALIAS, 1, "after"),
+    Point("train", STEP, 2), Point("train", SAVE, 1, "after"), Point("store", WRITE, 2), Point("store", WRITE, 2, "after"),
+    Point("commit", COMMIT, 3), Point("commit", COMMIT, 2, "after"), Point("commit", ALIAS, 1, "after"),
 ]  # fmt: skip
 OVERLAP_POINTS = [
     Point("rollout", SHARD, 1, "after"),
@@ -195,7 +196,7 @@ def test_two_ranks_play_two_iterations_although_their_flow_is_killed(
         *("inference.tensor_parallel=2", "algorithm.entropy_coefficient=0.01"),
         "inference.extra_args=[--kv-cache-memory-bytes, '67108864']",
     ]
-    for point, status in ((Point("train", "tasks.train.trainer:Trainer.save", 2), -9), (None, 0)):
+    for point, status in ((Point("train", SAVE, 2), -9), (None, 0)):
         process = start(overrides, point, tmp_path / "flow.log", environment | {MARK: str(tmp_path)})
         process.join()
         assert process.exitcode == status, (tmp_path / "flow.log").read_text()[-5000:]

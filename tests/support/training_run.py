@@ -114,13 +114,13 @@ class TrainingRun:
         order, lines = self.order(iteration), [] if told is None else told
         if parts:
             order = replace(order, parts=parts)
-        made = trainer.update(order, lines.append)
+        metrics, made = trainer.update(order, lines.append).metrics, trainer.write()
         with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
             parents = [order.policy, *(name for part in order.parts for name in (part.trajectories, part.scores))]
             base = self.policy(0) if self.config().policy.lora else None
             provenance = Provenance(config=config.model_dump(mode="json")) if config else self._provenance
-            return draft.commit(provenance, parents, made.metrics, base)
+            return draft.commit(provenance, parents, metrics, base)
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return all weights and moments of a checkpoint."""

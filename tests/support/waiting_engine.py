@@ -36,11 +36,15 @@ class WaitingEngine:
     ) -> None:
         self.seconds: Callable[[int], float] = seconds if callable(seconds) else lambda _: seconds
         self.on_request, self.length = on_request, length
-        self.version = 0
+        self.version, self._served = 0, ""
+
+    def serves(self, version: str) -> bool:
+        """See `Engine.serves`."""
+        return self._served == version
 
     def serve(self, policy: Checkpoint) -> None:
         """Serve the policy from the next request on."""
-        self.version = policy.number
+        self.version, self._served = policy.number, policy.version
 
     def connect(self) -> AbstractAsyncContextManager["WaitingEngine"]:
         return nullcontext(self)
