@@ -59,7 +59,7 @@ class LocalWorker:
         """See `Workers.serve`."""
         assert self._engine
         with self._serving:
-            if self._engine.serves(policy):
+            if self._policy and self._engine.serves(policy):
                 return
             checkpoint = self._open_policy(policy)
             if checkpoint.committed or not self._chat:  # one that was trained just now has the tokenizer of the others

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections import Counter
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -25,9 +26,12 @@ from storage import layout
 from storage.maintenance import gc
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import aliases, checkpoints, datasets, manifests
+from storage.versions import aliases, checkpoints, datasets, drafts, manifests
 from tasks.metrics.log import read_rows
 from tasks.provenance.questions import training_data
+from tasks.train.orders import Made
+from tasks.train.replay import replay
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -126,6 +130,43 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
     assert {version for version, newest in seen if newest == version} >= {0, 1}
     report = verify(store, [layout.checkpoint("smoke", 4)])
     assert (report.findings, report.collected) == ([], 2)  # of checkpoints the last two and number 0 stay
+
+
+def test_a_checkpoint_is_stored_while_the_next_rollout_plays(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout begins before the policy that it plays with is stored, and is kept only after: not if that fails.
+
+    The next flow run trains again on what was scored, with the same result as without a failure.
+    """
+    settings = [*overrides, "run.iterations=3", "evaluation.every=9", "rollout.rows_per_shard=4", "storage.keep=null"]
+    store, write = Store(f"{tmp_path}/var"), VersionTrainer.write
+    asked, number, fails = Event(), 0, True
+
+    def on_request(version: int) -> None:
+        if version == number:
+            asked.set()
+
+    def late(trainer: VersionTrainer) -> Made:
+        nonlocal number
+        number += 1
+        assert number == 3 or asked.wait(60)  # by the policy that is stored now; after the last one nothing plays
+        asked.clear()
+        if fails and number == 2:
+            raise OSError("the store is away")
+        return write(trainer)
+
+    monkeypatch.setattr("flows.run.resources.open_engine", opens(WaitingEngine(0.05, on_request)))
+    monkeypatch.setattr(VersionTrainer, "write", late)
+    with pytest.raises(OSError, match="the store is away"):
+        run_flow("smoke", settings)
+    assert manifests.committed(store, layout.checkpoint("smoke", 1))
+    assert not manifests.committed(store, layout.checkpoint("smoke", 2))
+    assert drafts.shards(store, layout.trajectories("smoke", 2)) == {}
+    number, fails = 1, False
+    run_flow("smoke", settings)
+    monkeypatch.undo()
+    assert [each.verdict for each in replay(store, "smoke@0..3", f"{tmp_path}/cache", print)] == ["the same bits"] * 3
 
 
 def test_a_failure_of_training_ends_the_stream(

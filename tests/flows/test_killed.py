@@ -45,8 +45,9 @@ ALIAS = "storage.versions.aliases:move"
 
 POINTS = [
     Point("rollout", EPISODE, 7), Point("rollout", SHARD, 2, "after"), Point("score", SCORE, 5),
-    Point("train", STEP, 2), Point("train", SAVE, 1, "after"), Point("store", WRITE, 2), Point("store", WRITE, 2, "after"),
-    Point("commit", COMMIT, 3), Point("commit", COMMIT, 2, "after"), Point("commit", ALIAS, 1, "after"),
+    Point("train", STEP, 2), Point("train", SAVE, 1, "after"), Point("store", WRITE, 2),
+    Point("store", WRITE, 2, "after"), Point("commit", COMMIT, 3),
+    Point("commit", COMMIT, 2, "after"), Point("commit", ALIAS, 1, "after"),
 ]  # fmt: skip
 OVERLAP_POINTS = [
     Point("rollout", SHARD, 1, "after"),
