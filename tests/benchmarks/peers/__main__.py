@@ -41,12 +41,12 @@ def main() -> None:
         parser.error(f"unknown workload {', '.join(sorted(unknown))}: choose from {', '.join(WORKLOADS)}")
     print(f"{os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.2f}", flush=True)
     python = overlay_python(FOLDER, REQUIREMENTS)
-    lines = [line(name, WORKLOADS[name], python, arguments.pairs) for name in arguments.names or WORKLOADS]
+    lines = [compared(name, WORKLOADS[name], python, arguments.pairs) for name in arguments.names or WORKLOADS]
     for line in (TITLES, ["---"] * len(TITLES), *lines):  # Markdown
         print(f"| {' | '.join(line)} |")
 
 
-def line(name: str, workload: Workload, python: Path, count: int) -> list[str]:
+def compared(name: str, workload: Workload, python: Path, count: int) -> list[str]:
     """Run `count` pairs of a workload; return its line of the table.
 
     Raises:
