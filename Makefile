@@ -131,7 +131,7 @@ format: setup ## Format and repair what ruff can
 bench: setup ## Measure throughput
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
-bench-peers: setup ## Measure against TRL on the same work; ten minutes (ARGS="short --pairs 1": one workload, once)
+bench-peers: setup ## Measure against TRL on the same work; half an hour (ARGS="short --pairs 1": one workload, once)
 	@$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 pictures: setup ## Make the pictures of the pages again; about 20 minutes where the demo's runs are missing

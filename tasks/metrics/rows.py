@@ -98,7 +98,8 @@ def _derived(stage: str, numbers: Mapping[str, float]) -> dict[str, float]:
 def add_rest(rows: Iterable[Row]) -> list[Row]:
     """Add `time/rest` to the rows of updates: the seconds of their iterations in which no stage worked.
 
-    Not known, and so left out, where a stage has no row, with `run.overlap`, and of updates by older programs.
+    Not known, and so left out, where a stage has no row or an earlier flow run did it, with `run.overlap`, and of
+    updates by older programs.
 
     >>> stages = [{"stage": stage, "iteration": 3, "at": "2026-11-28T…"} for stage in ("rollout", "score", "train")]
     >>> seconds = {"time/rollout": 1.0}, {"time/score": 0.25}, {"time/train": 0.5, "time/iteration": 2.0}
@@ -108,8 +109,10 @@ def add_rest(rows: Iterable[Row]) -> list[Row]:
     rows = list(rows)
     whole = by_iteration(rows)
     for row in rows:
-        if row["stage"] == "train" and whole[row["iteration"]].keys() >= {"time/iteration", *TIMES}:
-            row["time/rest"] = row["time/iteration"] - sum(whole[row["iteration"]][name] for name in TIMES)
+        merged = whole.get(row["iteration"], {})
+        if row["stage"] == "train" and merged.keys() >= {"time/iteration", *TIMES}:
+            rest = row["time/iteration"] - sum(merged[name] for name in TIMES)
+            row |= {"time/rest": rest} if rest >= 0 else {}
     return rows
 
 

@@ -17,6 +17,7 @@ from tasks.evaluate.summary import stage_rows
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
 from tasks.metrics.rows import Row, by_iteration, row_of, spent
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
+from tasks.tracking.points import points
 from tasks.watch.page import State
 from tests.support.metrics_run import CONFIG, EVALUATED, SCORES, UPDATE, commit, commit_iteration, commit_run
 
@@ -136,13 +137,18 @@ def test_scores_of_another_verifier_after_the_update_change_no_curve(tmp_path: P
 
 @pytest.mark.parametrize("logged", [True, False])
 def test_the_rest_of_an_iteration_is_a_number_where_it_is_known(tmp_path: Path, logged: bool) -> None:
-    """It is what no stage worked of 6 s; unknown, and so not 0, of older programs' updates and where stages overlap."""
+    """It is what no stage worked of 6 s; unknown, and so not 0, of older programs' updates, where stages overlap, and
+    where an iteration took less than its stages, since another flow run had played it.
+    """
     store, stream = Store(f"{tmp_path}"), CONFIG | {"run": CONFIG["run"] | {"overlap": True}}
-    older = {name: value for name, value in UPDATE.items() if name != "time/iteration"}
+    older, continued = ({**UPDATE, "time/iteration": seconds} for seconds in (None, 3.5))
     versions = [*commit_run(store), *commit_iteration(store, 1, UPDATE, stream), *commit_iteration(store, 2, older)]
+    versions += commit_iteration(store, 3, continued)
     versions.append(commit(store, layout.scores("r", 0, "6d1f"), "scores", SCORES | {"seconds": 0.5}))
     log_of(store, versions if logged else [])
     rows = read_rows(store, "r")
     assert curve(rows, "time/rest") == pytest.approx({0: 0.9})
+    numbers = [point.numbers for point in points(store, rows, 1, last=True)]
+    assert ["time/rest" in of_one for of_one in numbers] == [True, False, False, False]
     lines = {line["stage"]: line for line in stage_rows({"stages": spent(by_iteration(rows).values())})}
     assert (list(lines), lines["rest"]["seconds an iteration"]) == (["rollout", "score", "train", "rest"], "0.90")

@@ -1,6 +1,6 @@
 """Measure TRL's GRPOTrainer and this pipeline on the same model, problems, lengths and optimizer steps.
 
-python -m tests.benchmarks.peers                  all workloads, about 25 minutes on two cores
+python -m tests.benchmarks.peers                  all workloads, about half an hour on two cores
 python -m tests.benchmarks.peers short --pairs 1  one workload, one process of each side
 
 The sides run as processes, one after the other; they take turns to go first. The first rounds of each process are not

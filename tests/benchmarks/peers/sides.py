@@ -63,12 +63,13 @@ class Workload:
 ONE_TURN = "agent.args={num_turns: 1}"
 # TRL's environments cannot end an episode: every episode has all its turns, here as well.
 TWO_TURNS, FIVE_TURNS = (f"agent.args={{num_turns: {turns}, stop_on_success: false}}" for turns in (2, 5))
+TO_64 = ("sampling.max_new_tokens=64", "inference.max_model_len=512")
 TO_256 = ("sampling.max_new_tokens=256", "inference.max_model_len=320")
 WORKLOADS = {
     "short": Workload("one turn, answers of about 6 tokens", (ONE_TURN,), 12, 3),
-    "random": Workload("one turn, answers of random lengths to 256", (ONE_TURN, *TO_256), 2, 1, untaught=True),
+    "random": Workload("one turn, random lengths to 256 tokens", (ONE_TURN, *TO_256), 2, 1, untaught=True),
     "two-turn": Workload("two turns with feedback", (TWO_TURNS,), 10, 3),
-    "five-turn": Workload("five turns with feedback", (FIVE_TURNS, "inference.max_model_len=256"), 5, 2),
+    "five-turn": Workload("five turns, random lengths to 64 tokens each", (FIVE_TURNS, *TO_64), 1, 1, untaught=True),
 }
 
 
