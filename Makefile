@@ -61,8 +61,9 @@ setup: ## Make .venv from the lock file (GPU=1: for CUDA); skipped when it is up
 	$(BIN)/pip install -qq --no-deps -r $(LOCK)
 	cp $(LOCK) .venv/$(LOCK)
 
-setup-agents: setup ## Make var/agents/.venv: agent frameworks and environment packages on top of .venv, for their tests
+setup-agents: setup ## Make environments of agent frameworks (var/agents/.venv) and of TRL (var/peers/trl) on top of .venv, for their tests
 	@$(BIN)/python -m tests.support.overlay var/agents/.venv requirements-agents.lock
+	$(BIN)/python -m tests.support.overlay var/peers/trl tests/benchmarks/peers/requirements.txt
 
 demo: setup ## Train a tiny model on this machine's CPU, from nothing to a better policy
 	@$(BIN)/python -m flows.math_mt_ppo demo $(ARGS)
@@ -130,7 +131,7 @@ format: setup ## Format and repair what ruff can
 bench: setup ## Measure throughput
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
-bench-peers: setup ## Measure against TRL on the same work; ten minutes (ARGS="short --pairs 1": one workload, once)
+bench-peers: setup ## Measure against TRL on the same work; half an hour (ARGS="short --pairs 1": one workload, once)
 	@$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 pictures: setup ## Make the pictures of the pages again; about 20 minutes where the demo's runs are missing

@@ -124,7 +124,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Cells]:
 
 
 def stage_rows(numbers: dict[str, Any]) -> list[Cells]:
-    """Make a table of mean seconds of an iteration, tokens/s and staleness by stage."""
+    """Make a table of mean seconds of an iteration, tokens/s and staleness by stage; the rest, where known, is one."""
     return [
         {
             "stage": stage,

@@ -15,7 +15,7 @@ from storage.errors import DamagedError
 from storage.objects.store import Store, in_parallel
 from storage.version_names import version_of
 from storage.versions import manifests
-from tasks.metrics.rows import STAGES, Row, by_iteration, numbers_of, order, row_of
+from tasks.metrics.rows import STAGES, Row, add_rest, by_iteration, numbers_of, order, row_of
 
 PER_FILE = 100
 """Iterations in a file: few files to read, and little to write again with each row."""
@@ -52,7 +52,7 @@ def read_rows(store: Store, run: str) -> list[Row]:
         DamagedError: a line is not a row; the message says what to do.
     """
     rows = _logged(store, run)
-    return sorted(_made(store, run) if rows is None else rows, key=order)
+    return sorted(add_rest(_made(store, run)) if rows is None else rows, key=order)
 
 
 def read_iteration(store: Store, run: str, number: int) -> Row:
@@ -97,8 +97,9 @@ def _write(store: Store, rows: Iterable[Row]) -> None:
         files[key][row["version"]] = row
     for key, new in files.items():
         known = {row["version"]: row for row in _read(store, key)} if store.exists(key) else {}
-        if known | new != known:
-            lines = [f"{json.dumps(row)}\n" for row in sorted((known | new).values(), key=order)]
+        whole = add_rest((known | new).values())
+        if whole != [*known.values()]:
+            lines = [f"{json.dumps(row)}\n" for row in sorted(whole, key=order)]
             store.write(key, "".join(lines).encode())
 
 

@@ -22,6 +22,7 @@ Row = dict[str, Any]
 HEAD = "run", "iteration", "stage", "version", "at"
 STAGES = {"trajectories": "rollout", "scores": "score", "checkpoint": "train"}
 """The stages of an iteration by the kinds of the versions that they commit."""
+TIMES = tuple(f"time/{stage}" for stage in STAGES.values())
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "rollout": {
         "by_source": "source",
@@ -73,6 +74,8 @@ def row_of(manifest: Manifest) -> Row | None:
         head["iteration"] = number - 1  # the update that made this checkpoint
         # Older programs gave them the names of the rollout's numbers, which are of all episodes.
         metrics = {name.replace("success/turn_", "trained/turn_"): value for name, value in metrics.items()}
+        if manifest.knob("run.overlap"):  # the stages work at the same time, and the iteration is less than their sum
+            metrics.pop("time/iteration", None)
     names, numbers = _NAMES[stage], dict[str, float]()
     for name, value in metrics.items():
         if name not in _NO_NUMBERS:
@@ -90,6 +93,27 @@ def _derived(stage: str, numbers: Mapping[str, float]) -> dict[str, float]:
     if stage == "train":
         return {"time/train": numbers.get("time/prepare", 0) + numbers.get("time/update", 0)}
     return {}
+
+
+def add_rest(rows: Iterable[Row]) -> list[Row]:
+    """Add `time/rest` to the rows of updates: the seconds of their iterations in which no stage worked.
+
+    Not known, and so left out, where a stage has no row or an earlier flow run did it, with `run.overlap`, and of
+    updates by older programs.
+
+    >>> stages = [{"stage": stage, "iteration": 3, "at": "2026-11-28T…"} for stage in ("rollout", "score", "train")]
+    >>> seconds = {"time/rollout": 1.0}, {"time/score": 0.25}, {"time/train": 0.5, "time/iteration": 2.0}
+    >>> add_rest([row | numbers for row, numbers in zip(stages, seconds)])[2]["time/rest"]
+    0.25
+    """
+    rows = list(rows)
+    whole = by_iteration(rows)
+    for row in rows:
+        merged = whole.get(row["iteration"], {})
+        if row["stage"] == "train" and merged.keys() >= {"time/iteration", *TIMES}:
+            rest = row["time/iteration"] - sum(merged[name] for name in TIMES)
+            row |= {"time/rest": rest} if rest >= 0 else {}
+    return rows
 
 
 def _of_evaluation(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -148,13 +172,13 @@ def earned(names: Iterable[str]) -> list[str]:
 
 
 def spent(iterations: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """Sum up the stages, given merged rows; stages that did nothing are left out, and updates of nothing do not count.
+    """Sum up the stages and the rest, given merged rows; what took no time is left out, and updates of nothing.
 
     >>> spent([{"time/rollout": 2.0, "tokens/generated": 80, "staleness/mean": 1.0}, {"time/rollout": 3.0}])
     {'rollout': {'seconds': 2.5, 'total_s': 5.0, 'tokens': 80, 'tokens_per_second': 16.0}}
     """
     found, listed = dict[str, dict[str, float]](), list(iterations)
-    for stage, tokens in (("rollout", "tokens/generated"), ("score", ""), ("train", "tokens/trained")):
+    for stage, tokens in (("rollout", "tokens/generated"), ("score", ""), ("train", "tokens/trained"), ("rest", "")):
         rows = [row for row in listed if f"time/{stage}" in row and row.get(tokens, 1)]
         if not rows:
             continue

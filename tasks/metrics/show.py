@@ -12,7 +12,7 @@ from rich.table import Table
 
 from storage.commands.program import table
 from storage.visible import visible
-from tasks.metrics.rows import Row, by_iteration, earned, numbers_of
+from tasks.metrics.rows import TIMES, Row, by_iteration, earned, numbers_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +32,7 @@ MAIN = (
     "tokens/per_second",
     "time/rollout",
     "time/train",
+    "time/rest",
 )
 """The metrics that are shown unless others are chosen."""
 _OF_SOURCE = ("/success/turn_1", "/success/any_turn", "/environment/return", "/reward/mean", "/episodes/rejected")
@@ -146,7 +147,6 @@ _PARTS = (
     ("grad", "grad_norm", ".3g"),
     ("stale", "staleness/mean", ".1f"),
 )
-_STAGES = "time/rollout", "time/score", "time/train"
 
 
 def iteration_line(row: Row, total: int, left_s: float | None) -> str:
@@ -158,11 +158,13 @@ def iteration_line(row: Row, total: int, left_s: float | None) -> str:
         left_s: expected seconds until its end; None: not known.
 
     >>> row = {"iteration": 11, "reward/mean": 0.231, "success/turn_1": 0.486, "policy/kl": 0.00014, "calls/mean": 0}
-    >>> iteration_line(row | {"time/rollout": 1.02, "time/score": 0.1, "time/train": 0.31}, 100, 132)
-    'iter 12/100  reward +0.231  first 0.486  kl 1.4e-04  1.0+0.1+0.3 s  left 2:12'
+    >>> iteration_line(row | {"time/rollout": 1.02, "time/score": 0.1, "time/train": 0.31, "time/rest": 0.07}, 100, 132)
+    'iter 12/100  reward +0.231  first 0.486  kl 1.4e-04  1.0+0.1+0.3 s  rest 0.07 s  left 2:12'
     """
     parts = [f"iter {row['iteration'] + 1}/{total}", *(f"{label} {value}" for label, value in cells(row).items())]
-    parts.append("+".join(f"{row[name]:.1f}" for name in _STAGES if name in row) + " s")
+    parts.append("+".join(f"{row[name]:.1f}" for name in TIMES if name in row) + " s")
+    if "time/rest" in row:
+        parts.append(f"rest {row['time/rest']:.2f} s")
     if "tokens/per_second" in row:
         parts.append(f"{row['tokens/per_second']:,.0f} tok/s")
     if left_s is not None:

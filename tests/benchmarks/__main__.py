@@ -21,6 +21,8 @@ from tests.benchmarks.result import Row
 BENCHMARKS = {
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
+    "guard": "the two ratios that must not fall: rollout stage against bare requests, stages against the iteration",
+    "iteration": "where the seconds of an iteration go: the demo, SmolLM2, a 1.5B shape on a GPU",
     "training": "the training pass against a bare forward-backward loop",
     "algorithms": "every algorithm's update against that of PPO with the same passes",
     "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",

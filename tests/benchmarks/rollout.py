@@ -11,7 +11,7 @@ from configs import Config
 from configs.agent import Agent
 from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row, spread
+from tests.benchmarks.result import ProcessorTime, Row, spread
 
 if TYPE_CHECKING:
     from tasks.rollout.plan import RolloutPlan
@@ -27,6 +27,7 @@ Request = tuple[str, dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class _Measured:
     seconds: float
+    processor_s: float  # of all processes of this one
     completions: int
     tokens: int
 
@@ -36,8 +37,8 @@ def measure(lab: Lab) -> list[Row]:
     return [_row(*pairs_of(lab))]
 
 
-def pairs_of(lab: Lab) -> tuple[list[tuple[_Measured, _Measured]], float]:
-    """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds.
+def pairs_of(lab: Lab, count: int = PAIRS) -> tuple[list[tuple[_Measured, _Measured]], float]:
+    """Alternate `count` times between an iteration of the stage and its bare requests, with new problems and seeds.
 
     Returns:
         the pairs after those of the warm-up, and the answers that were graded in an iteration.
@@ -47,13 +48,14 @@ def pairs_of(lab: Lab) -> tuple[list[tuple[_Measured, _Measured]], float]:
     from tasks.score.verifier import Verifier
 
     config = lab.config().model_copy(update={"agent": Agent(type="math-single-step")})
-    pairs = []
+    pairs, processor = [], ProcessorTime()
     with Engine(config.inference, config.rollout, lab.scratch) as engine, Verifier() as verifier:
         workers = LocalWorker(engine, verifier, lambda _: lab.policy)
         workers.serve(lab.policy.version)
-        for number in range(WARM_UP + PAIRS):
-            stage, requests = _stage(lab, _plan(lab, config, number), workers)
-            pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
+        for number in range(WARM_UP + count):
+            processor.look()
+            stage, requests = _stage(lab, _plan(lab, config, number), workers, processor)
+            pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests, processor))))
         graded = verifier.sent / len(pairs)
     return pairs[WARM_UP:], graded
 
@@ -81,7 +83,9 @@ def _plan(lab: Lab, config: Config, iteration: int) -> "RolloutPlan":
     )
 
 
-def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured, list[Request]]:
+def _stage(
+    lab: Lab, plan: "RolloutPlan", workers: "Workers", processor: ProcessorTime
+) -> tuple[_Measured, list[Request]]:
     """Play the plan's iteration; return its measurement and the requests that it sent to the server."""
     from tasks.inference.client import Client
     from tasks.problems import load_problems
@@ -97,19 +101,19 @@ def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured
     problems = load_problems(config.problems.trained[0].source, config.problems.max_bad_share).problems
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)
     with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_ask", recorded):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), processor()
         metrics = play(plan, drawn, workers, draft, lambda _: None)
-        seconds = time.perf_counter() - start
-    return _Measured(seconds, metrics["episodes"], metrics["generated_tokens"]), requests
+        spent = time.perf_counter() - start, processor() - used
+    return _Measured(*spent, metrics["episodes"], metrics["generated_tokens"]), requests
 
 
-async def _bare(url: str, requests: list[Request]) -> _Measured:
+async def _bare(url: str, requests: list[Request], processor: ProcessorTime) -> _Measured:
     """Send all requests at once, and only parse the answers as JSON."""
     import aiohttp
 
     from tasks.inference.client import connect
 
-    start = time.perf_counter()
+    start, used = time.perf_counter(), processor()
     connector, base = connect(url)
     async with aiohttp.ClientSession(connector=connector) as session:
 
@@ -120,6 +124,6 @@ async def _bare(url: str, requests: list[Request]) -> _Measured:
                 return await response.json()
 
         answers = await asyncio.gather(*map(ask, requests))
-    seconds = time.perf_counter() - start
+    spent = time.perf_counter() - start, processor() - used
     choices = [choice for answer in answers for choice in answer["choices"]]
-    return _Measured(seconds, len(choices), sum(len(choice["token_ids"]) for choice in choices))
+    return _Measured(*spent, len(choices), sum(len(choice["token_ids"]) for choice in choices))

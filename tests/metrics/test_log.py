@@ -13,11 +13,13 @@ from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion
 from storage.versions import manifests
+from tasks.evaluate.summary import stage_rows
 from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
-from tasks.metrics.rows import Row, by_iteration, row_of
+from tasks.metrics.rows import Row, by_iteration, row_of, spent
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
+from tasks.tracking.points import points
 from tasks.watch.page import State
-from tests.support.metrics_run import EVALUATED, commit, commit_iteration, commit_run
+from tests.support.metrics_run import CONFIG, EVALUATED, SCORES, UPDATE, commit, commit_iteration, commit_run
 
 
 def log_of(store: Store, versions: Sequence[str]) -> None:
@@ -40,6 +42,7 @@ def test_a_row_has_the_names_of_the_field(tmp_path: Path) -> None:
     older = {"policy/kl_proximal": 0.01, "optimizer/grad_norm": 1.5, "success/turn_1": 0.5}
     older |= {"seconds/prepare": 1.0, "seconds/update": 2.0}
     manifest = manifests.read(store, layout.checkpoint("r", 1)).model_copy(update={"metrics": older})
+    train.pop("time/iteration")
     assert (row_of(manifest) or {}).items() >= (train | {"trained/turn_1": 0.5}).items()
     assert by_iteration([train, rollout, score])[0].keys() > {"policy/kl", "tokens/generated", "reward/mean"}
 
@@ -130,3 +133,22 @@ def test_scores_of_another_verifier_after_the_update_change_no_curve(tmp_path: P
     commit_run(store)
     commit(store, layout.scores("r", 0, "6d1f"), "scores", {"reward": 0.9, "turns": 6})
     assert curve(read_rows(store, "r"), "reward/mean") == {0: 0.4}
+
+
+@pytest.mark.parametrize("logged", [True, False])
+def test_the_rest_of_an_iteration_is_a_number_where_it_is_known(tmp_path: Path, logged: bool) -> None:
+    """It is what no stage worked of 6 s; unknown, and so not 0, of older programs' updates, where stages overlap, and
+    where an iteration took less than its stages, since another flow run had played it.
+    """
+    store, stream = Store(f"{tmp_path}"), CONFIG | {"run": CONFIG["run"] | {"overlap": True}}
+    older, continued = ({**UPDATE, "time/iteration": seconds} for seconds in (None, 3.5))
+    versions = [*commit_run(store), *commit_iteration(store, 1, UPDATE, stream), *commit_iteration(store, 2, older)]
+    versions += commit_iteration(store, 3, continued)
+    versions.append(commit(store, layout.scores("r", 0, "6d1f"), "scores", SCORES | {"seconds": 0.5}))
+    log_of(store, versions if logged else [])
+    rows = read_rows(store, "r")
+    assert curve(rows, "time/rest") == pytest.approx({0: 0.9})
+    numbers = [point.numbers for point in points(store, rows, 1, last=True)]
+    assert ["time/rest" in of_one for of_one in numbers] == [True, False, False, False]
+    lines = {line["stage"]: line for line in stage_rows({"stages": spent(by_iteration(rows).values())})}
+    assert (list(lines), lines["rest"]["seconds an iteration"]) == (["rollout", "score", "train", "rest"], "0.90")

@@ -18,24 +18,26 @@ ROLLOUT = {
 }  # fmt: skip
 SCORES = {"turns": 6, "reward": 0.4, "parts": {"format": 1.0, "mean": 0.2}, "verdicts": {"wrong": 6}, "seconds": 0.1}
 UPDATE = {
-    "policy/kl": 0.01, "grad_norm": 1.5, "time/prepare": 1.0, "time/update": 2.0,
+    "policy/kl": 0.01, "grad_norm": 1.5, "time/prepare": 1.0, "time/update": 2.0, "time/iteration": 6.0,
     "histograms": {"ratio": {"edges": [0.9, 1.0, 1.1], "counts": [3, 5]}},
 }  # fmt: skip
 EVALUATED = {"set": "held-out", "first_turn": {"value": 0.5, "low": 0.4, "high": 0.6}, "fix_rate": None, "turns": 4}
 
 
-def commit(store: Store, version: str, kind: Kind, metrics: dict[str, Any]) -> str:
+def commit(store: Store, version: str, kind: Kind, metrics: dict[str, Any], config: dict[str, Any] = CONFIG) -> str:
     with Draft(store, version, kind) as draft:
-        draft.commit(Provenance(config=CONFIG), [], metrics)
+        draft.commit(Provenance(config=config), [], metrics)
     return version
 
 
-def commit_iteration(store: Store, number: int) -> list[str]:
+def commit_iteration(
+    store: Store, number: int, update: dict[str, Any] = UPDATE, config: dict[str, Any] = CONFIG
+) -> list[str]:
     """Commit the versions of an iteration of the run `r`."""
     return [
         commit(store, layout.trajectories("r", number), "trajectories", ROLLOUT),
         commit(store, layout.scores("r", number, "5c0e"), "scores", SCORES),
-        commit(store, layout.checkpoint("r", number + 1), "checkpoint", UPDATE),
+        commit(store, layout.checkpoint("r", number + 1), "checkpoint", update, config),
     ]
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, variance
@@ -16,6 +16,9 @@ from storage import layout
 from storage.objects.store import Store
 from storage.versions import datasets, manifests
 from storage.versions.fetch import fetch_folder
+from tasks.inference.location import POLICIES
+from tasks.metrics.log import read_rows
+from tasks.metrics.rows import TIMES, by_iteration
 from tests.benchmarks.fixtures import run_program
 from tests.support.paths import ROOT
 
@@ -41,13 +44,32 @@ class Workload:
     what: str
     overrides: tuple[str, ...]
     rounds: int  # that are counted
-    warm_up: int = 3  # rounds at the beginning of each process that are not counted
+    warm_up: int  # rounds at the beginning of each process that are not counted
+    untaught: bool = False  # the policy has the demo's sizes and random weights, so it stops at random
+
+    def model(self, folder: Path) -> Path:
+        """Return the folder of the policy that both sides begin with; one without training is written to `folder`."""
+        demo = POLICIES / "demo"
+        if not self.untaught:
+            return demo
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+
+        set_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(demo)).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(demo).save_pretrained(folder)
+        return folder
 
 
+ONE_TURN = "agent.args={num_turns: 1}"
+# TRL's environments cannot end an episode: every episode has all its turns, here as well.
+TWO_TURNS, FIVE_TURNS = (f"agent.args={{num_turns: {turns}, stop_on_success: false}}" for turns in (2, 5))
+TO_64 = ("sampling.max_new_tokens=64", "inference.max_model_len=512")
+TO_256 = ("sampling.max_new_tokens=256", "inference.max_model_len=320")
 WORKLOADS = {
-    "short": Workload("one turn, answers of about 6 tokens", ("agent.args={num_turns: 1}",), 12),
-    # TRL's environments cannot end an episode: every episode has all its turns, here as well.
-    "two-turn": Workload("two turns with feedback", ("agent.args={num_turns: 2, stop_on_success: false}",), 10),
+    "short": Workload("one turn, answers of about 6 tokens", (ONE_TURN,), 12, 3),
+    "random": Workload("one turn, random lengths to 256 tokens", (ONE_TURN, *TO_256), 2, 1, untaught=True),
+    "two-turn": Workload("two turns with feedback", (TWO_TURNS,), 10, 3),
+    "five-turn": Workload("five turns, random lengths to 64 tokens each", (FIVE_TURNS, *TO_64), 1, 1, untaught=True),
 }
 
 
@@ -65,6 +87,7 @@ class Side:
     parameters: int
     dtypes: tuple[str, ...]
     threads: int  # of the trainer
+    stages: dict[str, float] = field(default_factory=dict)  # seconds of a round's rollout, score, train; of TRL none
 
     @property
     def typical(self) -> float:
@@ -105,14 +128,15 @@ def ratios(pairs: Sequence[tuple[Side, Side]]) -> list[float]:
     return [theirs.typical / ours.typical for theirs, ours in pairs]
 
 
-def pipeline(name: str, model: Path, folder: Path) -> Side:
+def pipeline(workload: Workload, model: Path, folder: Path) -> Side:
     """Run the main flow, as a user would, in the empty `folder`. A round ends when its checkpoint is committed."""
     from safetensors import safe_open
 
-    workload, cache = WORKLOADS[name], folder / "cache"
+    name, cache = "peers", folder / "cache"
     last = workload.warm_up + workload.rounds
     settings = [f"run.name={name}", f"run.iterations={last}", f"evaluation.every={last}", f"policy={{path: {model}}}"]
     settings += [f"storage.root={folder}/store", f"storage.cache={cache}", *workload.overrides]
+    settings += [f"storage.keep.every={workload.warm_up}"]  # the first counted checkpoint is read afterwards
     added = {"PYTHONPATH": str(ROOT), "PREFECT_HOME": f"{folder}/prefect", "OMP_WAIT_POLICY": "passive"}
     added |= {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
     _run([sys.executable, "-m", "flows.math_mt_ppo", "demo", *settings], folder, added, without="PREFECT_API_URL")
@@ -124,6 +148,7 @@ def pipeline(name: str, model: Path, folder: Path) -> Side:
         for iteration in range(workload.warm_up, last)
         for row in datasets.trajectories(store, layout.trajectories(name, iteration), cache)
     ]
+    counted = list(by_iteration(read_rows(store, name)).values())[workload.warm_up :]
     begun, done = (
         json.loads((fetch_folder(store, checkpoint, "state", cache) / "state.json").read_text())["steps"]
         for checkpoint in (checkpoints[0], checkpoints[-1])
@@ -139,6 +164,7 @@ def pipeline(name: str, model: Path, folder: Path) -> Side:
         parameters=sum(tensor.size for tensor in tensors),
         dtypes=tuple(sorted({str(tensor.dtype) for tensor in tensors})),
         threads=config.train.threads,
+        stages={name: median(row[name] for row in counted) for name in TIMES},
     )
 
 

@@ -1,3 +1,4 @@
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from configs import load
 from storage.records import Problem
 from tasks.problems import load_problems
 from tasks.rollout.plan import draw
+from tests.benchmarks.peers.__main__ import FOLDER, REQUIREMENTS, TITLES, compared
 from tests.benchmarks.peers.sides import WORKLOADS, Side, check_same_work, job
 from tests.benchmarks.peers.trl_side import TEMPLATE, Job
+from tests.support.overlay import is_made
 
 SIDE = Side([2.0, 1.0, 3.0], [5, 6, 7, 6] * 100, samples=400, updates=6, parameters=10, dtypes=("float32",), threads=2)
 
@@ -52,3 +55,15 @@ def test_a_tools_reply_is_rendered_as_the_users_feedback() -> None:
         )
 
     assert ids(TEMPLATE, "tool") == ids(None, "user")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_both_sides_do_the_same_work() -> None:
+    """The benchmark runs to its line: one round of each side after one that is not counted."""
+    if not is_made(FOLDER, REQUIREMENTS):
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {FOLDER}: make setup-agents")
+    made = compared("short", replace(WORKLOADS["short"], rounds=1, warm_up=1), FOLDER / "bin/python", 1)
+    assert len(made) == len(TITLES)
+    assert made[-2:] == ["512 / 512", "2 / 2"]
+    assert all(float(cell.split()[0]) > 0 for cell in made[1:])
