@@ -8,8 +8,7 @@ reads only the tokens before it in its own sequence.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import groupby
-from os.path import commonprefix
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -136,8 +135,8 @@ class Columns:
 
     def trained(self, sample: Sample) -> Bools:
         """Return which action tokens [A] of the sample are in the loss."""
-        in_loss = sample.in_loss
-        return reduce(np.logical_or, [weights != 0 for weights in self.weights.values()]) & in_loss
+        has_any: Bools = reduce(np.logical_or, [weights != 0 for weights in self.weights.values()])
+        return has_any & sample.in_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,9 @@ def collate(
         observations = (lambda index: columns[index].observation_weights) if name == "ce" else None
         return gather(lambda index: columns[index].weights[name], observations)
 
-    kept = [each for mask, places in zip(masks, observed, strict=True) for each in (mask, np.ones(len(places), np.bool_))]
+    kept = [
+        each for mask, places in zip(masks, observed, strict=True) for each in (mask, np.ones(len(places), np.bool_))
+    ]
     chosen = np.concatenate([np.empty(0, np.bool_), *kept])
     first = collated[0].sample if collated else 0
     positions = [
@@ -380,7 +381,8 @@ def find_tree(sequences: Iterable[Ints], most: int) -> tuple[Ints, list[Ints]] |
     None if it has more than `most` tokens. Example of 5 6 7, 5 8 and 5 6: ([5, 6, 7, 8], [[0, 1, 2], [0, 3], [0, 1]])
     """
     listed, paths = [sequence.tolist() for sequence in sequences], list[Ints]()
-    shared = commonprefix(listed)  # such as the prompt, which is not looked up again for each sequence
+    ends = zip(min(listed), max(listed), strict=False)  # what both begin with, such as the prompt, all begin with
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], ends)]
     nodes = {(index - 1, token): index for index, token in enumerate(shared)}  # (token before, token) -> token
     for sequence in listed:
         path = [*range(len(shared))]
