@@ -22,6 +22,7 @@ BENCHMARKS = {
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "training": "the training pass against a bare forward-backward loop",
+    "smollm2": "an update of SmolLM2-135M with an adapter: seconds",
     "algorithms": "every algorithm's update against that of PPO with the same passes",
     "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",
