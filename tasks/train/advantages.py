@@ -80,13 +80,13 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     count as much in a problem whose episodes are all right as the rewards do in others.
     Source: GRPO (arXiv 2402.03300); Dr. GRPO (2503.20783, without the division); RLOO (2402.14740).
     """
+    of_task = [sample.returns for sample in samples]
+    if not any(each.penalties.any() for each in observed):
+        return Estimated(compare(samples, of_task, knobs), centred=True)
     returns = [
         sample.causes.returns(sample.rewards, own.turn_penalties(sample), sample.turn_discount, sample.after)
         for sample, own in zip(samples, observed, strict=True)
     ]
-    if not any(each.penalties.any() for each in observed):
-        return Estimated(compare(samples, returns, knobs), centred=True)
-    of_task = [sample.returns for sample in samples]
     of_penalties = [both - task for both, task in zip(returns, of_task, strict=True)]
     apart = compare(samples, of_penalties, knobs.model_copy(update={"scale_by_std": False}))
     return Estimated(compare(samples, of_task, knobs), centred=True, of_penalties=apart)

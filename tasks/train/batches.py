@@ -7,7 +7,8 @@ reads only the tokens before it in its own sequence.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import reduce
+from itertools import groupby, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,7 @@ class Columns:
 
     def trained(self, sample: Sample) -> Bools:
         """Return which action tokens [A] of the sample are in the loss."""
-        has_any: Bools = np.any([weights != 0 for weights in self.weights.values()], axis=0)
+        has_any: Bools = reduce(np.logical_or, [weights != 0 for weights in self.weights.values()])
         return has_any & sample.in_loss
 
 
@@ -207,10 +208,11 @@ def collate(
     ) -> Tensor:
         """Join the entries of the pieces' tokens in the loss into one tensor [A] of float32; observations have 0."""
         arrays: list[np.ndarray] = [np.empty(0, np.float32)]
-        for piece, mask, places in zip(collated, masks, observed, strict=True):
-            arrays.append(array_of(piece.sample)[piece.actions][mask])
-            arrays.append(of_observations(piece.sample)[places] if of_observations else np.zeros(len(places)))
-        return torch.from_numpy(np.concatenate(arrays)).to(batching.device).float()
+        for piece, places in zip(collated, observed, strict=True):
+            arrays.append(array_of(piece.sample)[piece.actions])
+            if len(places):
+                arrays.append(of_observations(piece.sample)[places] if of_observations else np.zeros(len(places)))
+        return torch.from_numpy(np.concatenate(arrays)[chosen]).to(batching.device).float()
 
     def column(name: str) -> Tensor | None:
         # All samples of a minibatch have the same columns; an empty micro-batch has those of the others.
@@ -221,6 +223,10 @@ def collate(
         observations = (lambda index: columns[index].observation_weights) if name == "ce" else None
         return gather(lambda index: columns[index].weights[name], observations)
 
+    kept = [
+        each for mask, places in zip(masks, observed, strict=True) for each in (mask, np.ones(len(places), np.bool_))
+    ]
+    chosen = np.concatenate([np.empty(0, np.bool_), *kept])
     first = collated[0].sample if collated else 0
     positions = [
         np.concatenate([samples[piece.sample].actions[piece.actions][mask], columns[piece.sample].observations[places]])
@@ -333,9 +339,10 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
         return Rows(torch.from_numpy(tokens).to(batching.device), experts=_arrange_experts(segments, tokens, batching))
     mask = np.tile(np.eye(width, dtype=np.bool_), (rows, 1, 1, 1))
     for row, segment in enumerate(segments):
-        for path in segment.paths:
-            positions[row, path] = np.arange(len(path))
-            mask[row, 0][np.ix_(path, path)] = np.tri(len(path), dtype=np.bool_)
+        on_path = np.zeros((len(segment.paths), width), np.float32)
+        for path, of_path in zip(segment.paths, on_path, strict=True):
+            positions[row, path], of_path[path] = np.arange(len(path)), 1
+        mask[row, 0] |= np.tril(on_path.T @ on_path > 0)  # the earlier tokens on any path through the token
     on_device = [torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)]
     return Rows(on_device[0], on_device[1], on_device[2])
 
@@ -373,13 +380,17 @@ def find_tree(sequences: Iterable[Ints], most: int) -> tuple[Ints, list[Ints]] |
 
     None if it has more than `most` tokens. Example of 5 6 7, 5 8 and 5 6: ([5, 6, 7, 8], [[0, 1, 2], [0, 3], [0, 1]])
     """
-    nodes, paths = dict[tuple[int, int], int](), list[Ints]()  # (token before, token) -> token
-    for sequence in sequences:
-        node, path = -1, list[int]()
-        for token in sequence.tolist():
+    listed, paths = [sequence.tolist() for sequence in sequences], list[Ints]()
+    ends = zip(min(listed), max(listed), strict=False)  # what both begin with, such as the prompt, all begin with
+    shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], ends)]
+    nodes = {(index - 1, token): index for index, token in enumerate(shared)}  # (token before, token) -> token
+    for sequence in listed:
+        path = [*range(len(shared))]
+        node = len(shared) - 1
+        for token in sequence[len(shared) :]:
             node = nodes.setdefault((node, token), len(nodes))
             path.append(node)
-            if len(nodes) > most:
-                return None
+        if len(nodes) > most:
+            return None
         paths.append(np.array(path))
     return np.array([token for _, token in nodes]), paths

@@ -2,6 +2,9 @@
 
 Turns count from 1 in the names (`trained/turn_1`), without those that answer nothing, such as calls of tools. Token
 metrics are means over action tokens.
+
+`time/prepare`: seconds from the beginning of an update to its first step, samples and advantages included;
+`time/update`: those of the steps. Reading of rows before, and metrics after them, are in neither.
 """
 
 from collections.abc import Sequence
@@ -37,7 +40,8 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
     the policies that sampled are not those of the run.
     """
     returns = (((each.problem_id, position), value) for each in samples for position, value in each.by_position)
-    answers = [sample.successes[_graded(sample)] for sample in samples]
+    turns = [_graded(sample) for sample in samples]
+    answers = [sample.successes[own] for sample, own in zip(samples, turns, strict=True)]
     now, after = (np.concatenate([a[part] for a in answers]) > 0.5 for part in (slice(-1), slice(1, None)))
     lengths = np.array([len(sample.token_ids) for sample in samples])
     correct = np.array([of_sample[-1:].sum() > 0.5 for of_sample in answers])
@@ -52,7 +56,8 @@ def sample_metrics(samples: Sequence[Sample], version: int | None, most: float |
     versions = np.concatenate([sample.versions for sample in samples])
     newest_first = {"min": versions.max(), "mean": versions.mean(), "max": versions.min()}
     return {
-        **_by_turn(samples),
+        **_by_turn("trained", answers),
+        **_by_turn("reward", [sample.rewards[own] for sample, own in zip(samples, turns, strict=True)]),
         **{name: float(values.mean()) for name, values in observed.items() if values.size},
         "share/truncated": float(np.mean([sample.truncated for sample in samples])),
         "share/zero_variance": float(np.mean([*without_variance(returns).values()])),
@@ -188,18 +193,16 @@ def histograms(
     return {name: {"edges": edges.tolist(), "counts": counts.tolist()} for name, (counts, edges) in binned.items()}
 
 
-def _by_turn(samples: Sequence[Sample]) -> Metrics:
-    paid = {"trained": [each.successes for each in samples], "reward": [each.rewards for each in samples]}
-    turns = [_graded(sample) for sample in samples]
-    return {
-        f"{name}/turn_{number}": float(np.mean(values))
-        for name, numbers in paid.items()
-        for number, values in enumerate(by_turn(n[own].tolist() for n, own in zip(numbers, turns, strict=True)), 1)
-    }
+def _by_turn(name: str, episodes: Sequence[Floats]) -> Metrics:
+    """Compute the means of the numbers of graded turns, over the episodes that reached each turn."""
+    numbers = by_turn(of_episode.tolist() for of_episode in episodes)
+    return {f"{name}/turn_{number}": float(np.mean(values)) for number, values in enumerate(numbers, 1)}
 
 
 def _graded(sample: Sample) -> Ints:
     """Return the indices of the graded turns, as the agent got them."""
+    if sample.causes.is_chain:
+        return np.flatnonzero(sample.graded)
     turns = np.argsort(sample.causes.position, kind="stable")
     return turns[sample.graded[turns]]
 

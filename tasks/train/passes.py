@@ -100,10 +100,13 @@ def read_out(
 
     def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = output_logits(head, states)  # [A, V]
-        logits = logits if temperature == 1 else logits / temperature
+        if temperature != 1:
+            logits = logits.div_(temperature)  # in place: new memory costs more than the division
         logprobs = logits.log_softmax(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
+            probabilities = logprobs.exp()
+            grad = torch.is_grad_enabled()
+            entropy = -(probabilities * logprobs if grad else probabilities.mul_(logprobs)).sum(-1)
         return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
     if len(targets) <= CHUNK_TOKENS:
@@ -146,10 +149,11 @@ class _OfRoundedFactors(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         states, weight = ctx.saved_tensors
+        of_states, of_weight = ctx.needs_input_grad  # the weight of an adapter's base has none
         with _rounding(states.device):
-            return gradient @ weight, gradient.t() @ states
+            return gradient @ weight if of_states else None, gradient.t() @ states if of_weight else None
 
 
 @contextmanager

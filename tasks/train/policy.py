@@ -1,22 +1,15 @@
-"""The policy: a transformers causal language model in a folder, and a canary that identifies its weights.
-
-On a CPU oneDNN computes the linear layers. PyTorch computes float32 products with MKL. On an AMD processor with
-AVX-512, oneDNN, which PyTorch contains as well, needed 0.4 to 0.8 of the time. It also computes in float32, and the
-same numbers with the same number of threads always give the same bits.
-"""
+"""The policy: a transformers causal language model in a folder, and a canary that identifies its weights."""
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from configs.policy import LoRA
@@ -25,8 +18,10 @@ from storage.records import unpack_experts
 from storage.versions.checkpoints import Canary
 from storage.versions.model_files import ADAPTER_FILES
 from storage.versions.weights import attach, empty_model, load_model, save, stored_name
+from tasks.train.attention import use_trees
 from tasks.train.batches import Places, Rows, batching_for, is_plain
 from tasks.train.experts import KNOWN, in_files, read_rows, refuse_noise, replay_routing
+from tasks.train.linear import use_onednn
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Logprobs, Tokens
@@ -91,6 +86,8 @@ def set_up(policy: PreTrainedModel, train: Train) -> PreTrainedModel:
 def _for_training(policy: PreTrainedModel, device: torch.device, train: Train) -> PreTrainedModel:
     if device.type == "cpu":
         use_onednn(policy.base_model)
+        if is_plain(policy.config):
+            use_trees(policy)
     if is_plain(policy.config):  # the output layer of other models may have a bias
         policy.get_output_embeddings().rounds_factors = True  # under autocast, see `passes.float32_logits`
     if train.gradient_checkpointing:
@@ -221,61 +218,3 @@ def device_of(train: Train) -> torch.device:
     if train.device != "auto":
         return torch.device(train.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def use_onednn(model: nn.Module) -> None:
-    """Let oneDNN compute the linear layers of a model on a CPU; their parameters and their names stay the same.
-
-    It compiles its kernels for each new number of rows, so `batches` makes few shapes. The output layer, which gets as
-    many rows as there are action tokens, is not part of `model`.
-    """
-    if not torch.backends.mkldnn.is_available():
-        return
-    for module in model.modules():
-        if type(module) is nn.Linear:  # no subclass, which may compute something else
-            module.__class__ = OneDNNLinear
-
-
-class OneDNNLinear(nn.Linear):
-    """A linear layer that oneDNN computes. Autocast and other devices get PyTorch's own."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name in nn.Linear
-        plain = input.dtype == self.weight.dtype == torch.float32 and input.device.type == "cpu"
-        if not plain or torch.is_autocast_enabled("cpu"):
-            return linear(input, self.weight, self.bias)
-        output: Tensor = _Linear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return output
-
-
-class _Linear(torch.autograd.Function):
-    """`x W^T + b` with its gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = gradient.flatten(0, -2)
-        return (
-            _product(gradient, weight.t()) if of_x else None,
-            _weight_gradient(rows, x.flatten(0, -2)) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
-
-
-def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Compute `gradient^T x` from [M, N] and [M, K]; oneDNN is faster if the wider of the two is at the right."""
-    if gradient.shape[1] > x.shape[1]:
-        return _product(x.t(), gradient.t()).t()
-    return _product(gradient.t(), x.t())
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `x W^T + b`."""
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return output

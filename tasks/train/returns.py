@@ -36,6 +36,7 @@ reward, and none of its answers earns anything.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -150,7 +151,7 @@ def return_after(row: Trajectory, least: float, *, once: bool = False) -> float:
     return least
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, since it keeps `is_chain`
 class Causes:
     """The order of requests, answers and rewards in an episode of K turns, of which the agent received N."""
 
@@ -160,7 +161,7 @@ class Causes:
     depth: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
     paid: Ints  # K, number of completions that the agent had when the turn's reward was given; 0: none was given
 
-    @property
+    @cached_property
     def is_chain(self) -> bool:
         """Return whether each turn was asked for, received and paid before the next one, in the stored order."""
         numbers = np.arange(len(self.position))
@@ -204,10 +205,16 @@ class Causes:
         return result
 
 
+@cache
 def chain(turns: int) -> Causes:
-    """Return the causes of a chain: each turn was asked for when the one before it had been received and paid."""
-    numbers = np.arange(turns, dtype=np.int64)
-    return Causes(numbers, numbers, np.ones(turns, np.bool_), numbers, numbers + 1)
+    """Return the causes of a chain: each turn was asked for when the one before it had been received and paid.
+
+    All chains of as many turns share one object, whose arrays cannot be written.
+    """
+    numbers, got, paid = np.arange(turns, dtype=np.int64), np.ones(turns, np.bool_), np.arange(1, turns + 1)
+    for array in (numbers, got, paid):
+        array.flags.writeable = False
+    return Causes(numbers, numbers, got, numbers, paid)
 
 
 def causes_of(row: Trajectory, graded: Bools) -> Causes:

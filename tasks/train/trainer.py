@@ -106,6 +106,7 @@ class Trainer:
                 would have used it); the message names the trajectories.
         """
         state, knobs, on_gpu = self.state, self.state.config.train, torch.cuda.is_initialized()
+        start = time.perf_counter()
         torch.set_num_threads(knobs.threads)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -115,7 +116,6 @@ class Trainer:
         counts = {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | counts
-        start = time.perf_counter()
         epochs = [draw_minibatches(samples, knobs.minibatches, state.generator) for _ in range(knobs.epochs)]
         columns, prepared = Preparation(state, samples, progress, taught or {}).prepare(epochs)
         middle = time.perf_counter()

@@ -24,6 +24,7 @@ BENCHMARKS = {
     "guard": "the two ratios that must not fall: rollout stage against bare requests, stages against the iteration",
     "iteration": "where the seconds of an iteration go: the demo, SmolLM2, a 1.5B shape on a GPU",
     "training": "the training pass against a bare forward-backward loop",
+    "smollm2": "an update of SmolLM2-135M with an adapter: seconds",
     "algorithms": "every algorithm's update against that of PPO with the same passes",
     "fit": "planning and reading of updates from stored trajectories: trajectories/s and memory",
     "ranks": "a trainer of several ranks: overhead, speed, memory, with 30 million parameters",

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs import ConfigError, load
 from configs.policy import LoRA
 from storage.errors import DamagedError
 from storage.versions.model_files import ADAPTER_FILES, read_adapter
 from storage.versions.weights import load_model, make_adapter, merge, stored_name
+from tasks.train.linear import use_onednn
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.policy import trained
 from tests.support.train_helpers import (
@@ -70,6 +71,31 @@ def test_attached_merged_and_in_peft_it_is_one_policy(model: Path, adapter: Path
     torch.testing.assert_close(logits(in_peft), expected, atol=1e-5, rtol=0)
     assert (expected - logits(load_model(model))).abs().max() > 0.1
     assert [*merged.state_dict()] == [*load_model(model).state_dict()]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_under_autocast_a_layer_computes_what_peft_does(bias: bool) -> None:
+    """Its output and gradients are those of peft's own layer in float32, up to bfloat16's 8 bits."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(24, 72, bias=bias)), torch.randn(2, 5, 24, requires_grad=True)
+    layer: Any = inject_adapter_in_model(LoraConfig(r=4, lora_alpha=12, target_modules=["0"]), model).get_submodule("0")
+    nn.init.normal_(layer.lora_B["default"].weight)
+    inputs = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    along = torch.randn(2, 5, 72)
+
+    def results() -> list[Tensor]:
+        output = layer(x).float()
+        return [output.detach(), *torch.autograd.grad((output * along).sum(), inputs)]
+
+    exact = results()
+    use_onednn(model)
+    torch.testing.assert_close(results(), exact, atol=1e-5, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+        rounded = results()
+    for one, other in zip(rounded, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.01 * other.norm()
 
 
 def test_the_gradient_is_that_of_the_weights(model: Path, adapter: Path, tmp_path: Path) -> None:

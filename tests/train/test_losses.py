@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from configs.algorithms import PPO
 from configs.train import Train
 from tasks.train.components import LossInputs, LossOutputs, critic_loss, policy_loss
-from tasks.train.policy import OneDNNLinear, load_policy, use_onednn
+from tasks.train.linear import OneDNNLinear, use_onednn
+from tasks.train.policy import load_policy
 from tasks.train.train_state import adapt_kl_coefficient
 from tests.experiments.limits import CASES, DRAWS, errors
 from tests.support.train_helpers import assert_near, save_tiny, tiny_model
@@ -148,3 +149,13 @@ def test_a_loaded_policy_uses_it(tmp_path: Path) -> None:
     assert policy.state_dict().keys() == tiny_model().state_dict().keys()
     with torch.autocast("cpu", torch.bfloat16):
         assert linear[0](torch.ones(2, 32)).dtype == torch.bfloat16
+
+
+def test_rounded_weights_follow_those_that_they_round() -> None:
+    """A moving reference policy is frozen and changes in place; its copy in bfloat16 must not be that of before."""
+    layer, x = nn.Linear(8, 8).requires_grad_(False), torch.randn(3, 8)
+    use_onednn(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+            layer.weight.lerp_(torch.ones(8, 8), 0.5)
