@@ -8,13 +8,15 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_type_hints
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError, create_model
 
 from configs.rollout import Rollout
 from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, LOWEST_LOGPROB, Fault, Trajectory, Turn
@@ -39,10 +41,17 @@ _OF_TOKENS = ("action_mask", "logprobs", "versions")
 """Columns with a value for each token, besides the ids."""
 _OF_TURNS = ("follows", "limits", "received", "asked", "paid", "answers", "reward_parts")
 """Columns with a value for each turn, or none."""
-_ROWS = TypeAdapter(
-    list[Trajectory], config=ConfigDict(strict=True, revalidate_instances="always", str_max_length=LONGEST_TEXT)
+_OWN: dict[str, Any] = {
+    name: (kind, ...) for name, kind in get_type_hints(Trajectory, include_extras=True).items() if name not in _IDENTITY
+}
+"""The agent's own columns, with their types."""
+_CHECKED = create_model(
+    "Trajectory",
+    __config__=ConfigDict(strict=True, revalidate_instances="always", str_max_length=LONGEST_TEXT),
+    **_OWN,
 )
 """Checks that all values have exactly the types of the record: Arrow would refuse or convert others."""
+_identity, _own = attrgetter(*_IDENTITY), attrgetter(*_OWN)
 
 
 class RefusedError(ValueError):
@@ -92,30 +101,38 @@ def check_request(
     return list(token_ids), gconfig
 
 
-def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
-    """Check the trajectories that an agent returned, and return them.
+def admit(
+    returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion], metadata: str | None = None
+) -> list[Trajectory]:
+    """Check the trajectories that an agent returned; return copies, which the agent can no longer change.
 
     Args:
         returned: the agent's return value.
-        record: the episode's record, as the agent's prompt contained it.
+        record: the episode's record.
         vocabulary: number of token ids that the policy knows.
         served: all completions that were sampled for this episode.
+        metadata: the problem's, as the agent's prompt contained it; None: whole, as the record has it.
 
     Raises:
         RefusedError: the value is not a list of trajectories of this episode that can be stored and trained on.
     """
     if not isinstance(returned, list):
         raise RefusedError(f"the agent returned {shown(returned)}: return a list of trajectories, [] to reject")
-    return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
+    identity = [*_identity(record)]
+    if metadata is not None:
+        identity[_IDENTITY.index("metadata")] = metadata
+    return [_admit(trajectory, identity, record, vocabulary, served) for trajectory in returned]
 
 
-def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
+def _admit(
+    returned: Any, identity: list[Any], record: Trajectory, vocabulary: int, served: Sequence[Completion]
+) -> Trajectory:
     if not isinstance(returned, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(returned)}: it may hold trajectories only")
-    for name in _IDENTITY:
-        if (value := getattr(returned, name)) != getattr(record, name):
+    for name, value, expected in zip(_IDENTITY, _identity(returned), identity, strict=True):
+        if value != expected:
             raise RefusedError(f"a trajectory has {name}={shown(value)}: make it from prompt.record, and keep it")
-    trajectory = _typed(returned)
+    trajectory = dataclasses.replace(record, **_typed(returned))
     if trajectory.fault and trajectory.status not in ("truncated", "failed"):
         raise RefusedError(f"fault={trajectory.fault!r}: only a truncated or failed episode has one")
     _check_sampling(trajectory.sampling)
@@ -132,34 +149,38 @@ def _admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[
         if not -(2**63) <= turn.seed < 2**63:
             raise RefusedError(f"seed of turn {index} has more than 64 bits: keep that of the outputs")
     _check_columns_of_turns(trajectory)
-    # The problem comes from our record: the agent may still change the list that it returned.
-    whole = dataclasses.replace(trajectory, fault=trajectory.fault or _fault(trajectory))
-    return dataclasses.replace(whole, prompt=record.prompt, solutions=record.solutions, metadata=record.metadata)
+    fault = trajectory.fault or _fault(trajectory)
+    return dataclasses.replace(trajectory, fault=fault) if fault else trajectory
 
 
-def _typed(row: Trajectory) -> Trajectory:
-    """Return a copy of an agent's trajectory whose values have the record's types, without the texts of the problem.
+def _typed(row: Trajectory) -> dict[str, Any]:
+    """Return copies of the agent's own columns, whose values have the record's types.
 
     Rewards and other numbers may be NumPy's, or truth values.
     """
-    check_kinds("turns", row.turns, {Turn})
-    check_kinds("reward_parts", row.reward_parts, {dict})
-    turns = list[Turn]()
-    for index, turn in enumerate(row.turns):
-        reward, latency = (number(f"{name} of turn {index}", getattr(turn, name)) for name in ("reward", "latency_s"))
-        turns.append(dataclasses.replace(turn, reward=reward, latency_s=latency))
-    parts = [
+    columns = dict(zip(_OWN, _own(row), strict=True))
+    check_kinds("turns", columns["turns"], {Turn})
+    check_kinds("reward_parts", columns["reward_parts"], {dict})
+    columns["turns"] = [_with_floats(index, turn) for index, turn in enumerate(columns["turns"])]
+    columns["reward_parts"] = [
         {name: number(f"part {name!r} of a reward", value) for name, value in named.items()}
-        for named in row.reward_parts
+        for named in columns["reward_parts"]
     ]
-    discount = number("turn_discount", row.turn_discount)
-    plain = dataclasses.replace(row, turns=turns, reward_parts=parts, turn_discount=discount)
+    columns["turn_discount"] = number("turn_discount", row.turn_discount)
     try:
-        return _ROWS.validate_python([dataclasses.replace(plain, prompt="", solutions=[], metadata="")])[0]
+        checked = _CHECKED(**columns)
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-        place = ".".join(map(str, detail["loc"][1:]))
+        place = ".".join(map(str, detail["loc"]))
         raise RefusedError(f"{place} is {shown(detail['input'])}: {detail['msg']} (NumPy: .tolist())") from None
+    return {**vars(checked)}
+
+
+def _with_floats(index: int, turn: Turn) -> Turn:
+    given = turn.reward, turn.latency_s
+    reward, latency = number(f"reward of turn {index}", given[0]), number(f"latency_s of turn {index}", given[1])
+    same = reward is given[0] and latency is given[1]
+    return turn if same else dataclasses.replace(turn, reward=reward, latency_s=latency)
 
 
 def _fault(trajectory: Trajectory) -> Fault:
@@ -246,6 +267,7 @@ def _check_columns_of_turns(trajectory: Trajectory) -> None:
         raise RefusedError(f"{order} is not possible: count the completions that the agent had, or give no column")
 
 
+@lru_cache(maxsize=16)  # nearly all trajectories of a run have the same
 def _check_sampling(sampling: str) -> None:
     parameters = None
     with suppress(ValueError):

@@ -73,6 +73,7 @@ async def collect(
                         episodes.append(playing.create_task(played, name=prompt.record.trajectory_id))
                         episodes[-1].add_done_callback(lambda _: slots.release())
                     playing.create_task(finish(group, replica, episodes), name=f"group {group.problem.problem_id}")
+                    await asyncio.sleep(0)  # so that its requests are on their way before all groups are set up
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:

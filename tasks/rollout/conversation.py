@@ -152,13 +152,12 @@ class Conversation:
                 if close := getattr(environment, "close", None):
                     stack.push_async_callback(close)
                 whole = cast(Environment, WholeProblem(environment, self._shown, metadata))
-                if isinstance(agent, QueueAgent):
-                    returned = await play_with_queues(agent, asked, whole, self._engine)
+                if hasattr(agent, "collect_trajectory"):  # Python 3.11 needs 20 us to compare with a protocol
+                    returned = await play_with_queues(cast(QueueAgent, agent), asked, whole, self._engine)
                 else:
                     returned = await agent.play(asked, whole, self._engine)
             served = [completion for outputs in self._engine.exchanges for completion in outputs.completions]
-            admitted = admit(returned, replace(record, metadata=self._shown), self._player.chat.vocabulary, served)
-            return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
+            return admit(returned, record, self._player.chat.vocabulary, served, self._shown)
         except RefusedError:
             raise
         except BaseException as error:
@@ -170,11 +169,9 @@ class Conversation:
 
 async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
     """Cancel tasks and wait `DRAIN_S` for their clean-up; return those that still run."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.sleep(0)  # nearly all tasks end in this step of the event loop
-    running = {task for task in tasks if not task.done()}
-    if running:
+    if running := {task for task in tasks if task.cancel()}:
+        await asyncio.sleep(0)  # nearly all tasks end in this step of the event loop
+    if running := {task for task in running if not task.done()}:
         _, running = await asyncio.wait(running, timeout=DRAIN_S)
     for task in tasks - running:
         if not task.cancelled():
