@@ -3,11 +3,9 @@
 Prefect reads these settings when it is imported. Without them client and servers report their use to its makers.
 """
 
-import gc
 import os
 
 import storage  # noqa: F401 - Ctrl-C while the flow is imported
 
-gc.set_threshold(100_000, 50, 50)  # most objects of a flow are imported and stay: looking for garbage took a fifth
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
