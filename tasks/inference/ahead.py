@@ -4,12 +4,13 @@ Until an engine says what they serve, they use neither a GPU nor a policy. So th
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs import Config
 from configs.inference import Inference
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import deal, visible_devices
 
@@ -38,6 +39,16 @@ def servers_begun(config: Config) -> Iterator[None]:
         yield
     finally:
         _end_all()
+
+
+def serve_ahead(open_policy: Callable[[], Checkpoint]) -> None:
+    """Let the servers that have begun, if any, load the policy that an engine will serve first; wait for nothing."""
+    from tasks.inference.engine import adapter_arguments
+
+    if _begun:
+        policy = open_policy()
+        for server in _begun:
+            server.start_serving(policy.model, adapter_arguments(policy))
 
 
 def take_servers(settings: Inference) -> "list[Server]":

@@ -118,7 +118,7 @@ class Engine(Collector):
                     own = [_Replica(server.url, server) for server in servers]
                     # Set before the first process exists, so that __exit__ ends all of them.
                     self._replicas = own or [_Replica(url, None) for url in self.settings.urls]
-                adapted = _adapter_arguments(policy)
+                adapted = adapter_arguments(policy)
                 self._restart(policy, [each for each in self.servers if first or each.adapted != adapted])
                 bring_in(self.servers, partial(self._restart, policy), partial(self._establish, self._replicas, policy))
             except BaseException as error:
@@ -175,7 +175,7 @@ class Engine(Collector):
                 replica.proven = None
         if self.closed:  # by another thread, after which no server starts
             raise EngineClosedError("the engine was closed while a server was starting")
-        start_all(servers, policy.model, _adapter_arguments(policy))
+        start_all(servers, policy.model, adapter_arguments(policy))
 
     def _client(self, replica: _Replica) -> Client:
         key = None if replica.server else os.environ.get("VLLM_API_KEY")
@@ -205,7 +205,7 @@ class Engine(Collector):
             raise InferenceError(f"{cause}. Its log says why; once it serves, the same command continues") from error
 
 
-def _adapter_arguments(policy: Checkpoint) -> list[str]:
+def adapter_arguments(policy: Checkpoint) -> list[str]:
     """Return the arguments of a server for a policy and for others with an adapter of its kind; none without one.
 
     Two adapters fit into a batch: the newest, and the one before for requests in flight. Layers without an adapter

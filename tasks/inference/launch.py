@@ -6,10 +6,12 @@ closed without arguments, the program ends.
     python -P launch.py FD
 """
 
+import contextlib
 import gc
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from storage.processes.child import end_with_parent
@@ -18,7 +20,10 @@ from storage.processes.child import end_with_parent
 def main(descriptor: int) -> None:
     """Import vLLM, read a JSON list of arguments from the pipe `descriptor`, and serve."""
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
-    from vllm.entrypoints.launchers.api_server import entry
+    with _without("scipy.signal"):  # which vLLM uses for audio only
+        if "TORCHDYNAMO_DISABLE" in os.environ:
+            _leave_out_compiler()
+        from vllm.entrypoints.launchers.api_server import entry
     from vllm.platforms import current_platform
 
     gc.freeze()
@@ -32,6 +37,25 @@ def main(descriptor: int) -> None:
     if arguments:
         sys.argv[1:] = json.loads(arguments)
         entry.main()  # type: ignore[no-untyped-call] # vLLM has no types
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let a module that has not been imported be missing in the block."""
+    sys.modules[module] = None  # type: ignore[assignment] # as Python's import system defines it
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def _leave_out_compiler() -> None:
+    """Import vLLM without torch's compiler, which is switched off: patches and decorators would import it."""
+    import torch
+
+    torch.compile = lambda model=None, **_: model or (lambda function: function)  # type: ignore[assignment]
+    with _without("torch._inductor"):
+        import vllm  # noqa: F401
 
 
 def _fork_engine(platform: Any) -> None:

@@ -49,6 +49,8 @@ class Server(Child):
         self.settings, self.devices, self._section, self._more = settings, devices, section, arguments
         self.adapted: list[str] = []
         """Its arguments for adapters."""
+        self._model: Path | None = None
+        """The weights with which it starts or has started; None if it does not run."""
         self._socket = self.folder / "vllm"
         self.url = f"unix://{self._socket}"
         self._pipe: TextIO | None = None
@@ -62,7 +64,9 @@ class Server(Child):
             self.start([sys.executable, "-P", launch.__file__, str(reading)], self._environment(), [reading])
 
     def start_serving(self, model: Path, adapted: Sequence[str] = ()) -> None:
-        """Start the server without waiting, again if it serves already; `wait_until_healthy` waits.
+        """Start the server without waiting, unless it starts or serves with these; `wait_until_healthy` waits.
+
+        One that runs with others is started again.
 
         Args:
             model: the weights.
@@ -71,8 +75,9 @@ class Server(Child):
         Raises:
             InferenceError: the model cannot be divided among so many devices, or vLLM could not read its path.
         """
+        if self.pid and (self._model, self.adapted) == (model, [*adapted]):
+            return
         logger.info("starting vLLM for %s at %s; its log is %s", self._section, self.url, self.log)
-        self.adapted = [*adapted]
         try:
             check_split(self.settings, json.loads((model / "config.json").read_bytes()), self._section)
         except ValueError as error:
@@ -82,14 +87,15 @@ class Server(Child):
         if self._pipe is None or not self.alive:
             self.stop()
             self.begin()
+        self.adapted = [*adapted]
         assert self._pipe
         with contextlib.suppress(BrokenPipeError), self._pipe as pipe:  # who waits for it sees that it has ended
             json.dump(self._arguments(model), pipe)
-        self._pipe = None
+        self._pipe, self._model = None, model
 
     def stop(self) -> None:
         """End the server, and remove the memory that its ranks shared on a CPU, which vLLM leaves behind."""
-        meetings = [*self.folder.glob("vllm_dist_*")]
+        self._model, meetings = None, [*self.folder.glob("vllm_dist_*")]
         super().stop()
         for left in (left for file in meetings for left in Path("/dev/shm").glob(f"{file.name}-*")):
             left.unlink(missing_ok=True)
@@ -112,7 +118,7 @@ class Server(Child):
                     after = f"was not healthy after {self._section}.startup_timeout_s={limit_s:g}"
                     problem = after if late else "ended while starting"
                     raise InferenceError(f"vLLM {problem}; the end of {self.log}:\n{self.why()}")
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
 
     def lost(self) -> bool:

@@ -19,6 +19,7 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
 BENCHMARKS = {
+    "start": "seconds from the command to the first episode of a new and of a continued demo, and its parts",
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
     "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "guard": "the two ratios that must not fall: rollout stage against bare requests, stages against the iteration",

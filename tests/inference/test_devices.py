@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -16,7 +16,7 @@ from configs.models import Judge, Models, ServedModel
 from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices, launch
-from tasks.inference.ahead import servers_begun, take_servers
+from tasks.inference.ahead import serve_ahead, servers_begun, take_servers
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import check_split, deal, deal_beside, visible_devices
 from tasks.inference.engine import Engine
@@ -191,10 +191,11 @@ def test_an_engine_takes_the_servers_that_have_begun(config: Config, tmp_path: P
     with servers_begun(config):
         begun = servers_now()
         assert len(begun) == 2
+        serve_ahead(lambda: Mock(spec=Checkpoint, model=tmp_path, adapter=None))
         servers = take_servers(config.servers)
         assert take_servers(config.servers) == []  # of a second engine
     for server in servers:
-        server.start_serving(tmp_path)
+        server.start_serving(tmp_path)  # again, as the engine does
     assert {server.pid for server in servers} == {process.pid for process in begun}
     for server in servers:
         while f'"--model", "{tmp_path}"' not in server.log.read_text():
