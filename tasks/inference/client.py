@@ -283,17 +283,20 @@ class Client:
         """Return the weight version that the server reports."""
         return str((await self._ask("/weight_info", method="GET")).get("weight_version"))
 
-    async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
+    async def swap(self, model: Path, version: int, *, erase: bool = False, idle: bool = False) -> None:
         """Load the weights of `model` (an absolute path) in place and label them `version`.
 
         Requests in flight go on with the new weights, which process their tokens so far again. With `erase`, the server
-        first sets all parameters to 0, so that correct values afterwards prove the load.
+        first sets all parameters to 0, so that correct values afterwards prove the load. If it is known to be `idle`
+        until this returns, it is not paused, which takes vLLM 20 ms.
         """
-        await self._ask("/pause?mode=keep")
+        if not idle:
+            await self._ask("/pause?mode=keep")
         if erase:
             await self._ask("/weight_checker", {"action": "reset"})
         await self._reload(model, version)
-        await self._ask("/resume")
+        if not idle:
+            await self._ask("/resume")
 
     async def _reload(self, model: Path, version: int) -> None:
         where = {"weights_path": str(model)}

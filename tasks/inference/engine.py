@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,10 @@ class Engine(Collector):
         """Weight versions in the order in which they were served."""
         self._settled = 0  # index in the history of the oldest version that answers may contain
         self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
+        self._use = threading.Condition()  # guards the next two
+        self._connections = 0
+        self._idle_swap = False
+        """Whether a swap goes on that began without connections: a new one waits for its end."""
         self.closed = False
         allow_open_files()
 
@@ -103,7 +107,7 @@ class Engine(Collector):
         Raises:
             InferenceError: a server does not start, or its logprobs of the canary differ from the checkpoint's.
         """
-        with self._serving:
+        with self._serving, self._swapping():
             if self._policy and self._policy.version == policy.version:
                 return
             self._policy = policy
@@ -134,8 +138,29 @@ class Engine(Collector):
     async def connect(self) -> AsyncIterator["Connection"]:
         """Connect clients to all replicas, for one event loop."""
         assert self._policy is not None, "serve a policy first"
-        async with self._clients() as clients:
-            yield Connection(self, clients, since=self._settled)
+        await asyncio.to_thread(self._enter)
+        try:
+            async with self._clients() as clients:
+                yield Connection(self, clients, since=self._settled)
+        finally:
+            with self._use:
+                self._connections -= 1
+
+    def _enter(self) -> None:
+        with self._use:
+            self._use.wait_for(lambda: not self._idle_swap)
+            self._connections += 1
+
+    @contextmanager
+    def _swapping(self) -> Iterator[None]:
+        with self._use:
+            self._idle_swap = not self._connections
+        try:
+            yield
+        finally:
+            with self._use:
+                self._idle_swap = False
+                self._use.notify_all()
 
     @asynccontextmanager
     async def _clients(self) -> AsyncIterator[list[Client]]:
@@ -196,7 +221,8 @@ class Engine(Collector):
             async with self._client(replica) as client:
                 if not holds_base(before, policy):
                     # A first swap erases what the server holds, so that it shows whether a reload is complete.
-                    await client.swap(policy.model.resolve(), policy.base_number, erase=before is None)
+                    idle = self._idle_swap and replica.server is not None  # others may use servers that are not ours
+                    await client.swap(policy.model.resolve(), policy.base_number, erase=before is None, idle=idle)
                 if policy.adapter and (name := adapter_name(policy)):
                     await client.load_adapter(name, policy.adapter.absolute())
                 replica.proven = await Proof(client, policy, before, self.settings.tolerance, sums).demand()

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage.processes.child import end_with_parent
+from tasks.inference.devices import cpu_build
 
 
 def main(descriptor: int) -> None:
     """Import vLLM, read a JSON list of arguments from the pipe `descriptor`, and serve."""
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
     with _without("scipy.signal"):  # which vLLM uses for audio only
-        if "TORCHDYNAMO_DISABLE" in os.environ:
+        if "TORCHDYNAMO_DISABLE" in os.environ and cpu_build():
             _leave_out_compiler()
         from vllm.entrypoints.launchers.api_server import entry
     from vllm.platforms import current_platform

@@ -91,7 +91,7 @@ def _derived(stage: str, numbers: Mapping[str, float]) -> dict[str, float]:
         calls = sum(value for name, value in numbers.items() if name.startswith("calls/"))
         return {"length/mean": numbers.get("tokens/generated", 0) / numbers["episodes"], "calls/mean": calls}
     if stage == "train":
-        return {"time/train": numbers.get("time/prepare", 0) + numbers.get("time/update", 0)}
+        return {"time/train": sum(numbers.get(f"time/{part}", 0) for part in ("read", "prepare", "update"))}
     return {}
 
 

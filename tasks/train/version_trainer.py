@@ -4,6 +4,7 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 """
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -199,8 +200,10 @@ class VersionTrainer:
 
     def _train(self, trainer: Trainer, order: UpdateOrder, progress: Progress = lambda _: None) -> dict[str, Any]:
         """Update the trainer's policy as an order says; return the metrics."""
+        started = time.perf_counter()
         rows, scores, metrics = self._data(order, trainer.state.config.problems.exclusions, progress)
         rows, taught = self._taught(order, rows, progress)
+        metrics["time/read"] = time.perf_counter() - started
         self._kept = None, None  # from now on it has no committed version
         given = rows, scores, order.policy.number, progress
         return metrics | trainer.update(*given, chosen=order.selects, taught=taught)
