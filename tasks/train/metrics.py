@@ -3,8 +3,9 @@
 Turns count from 1 in the names (`trained/turn_1`), without those that answer nothing, such as calls of tools. Token
 metrics are means over action tokens.
 
+`time/read`: seconds in which the rows of an update were read from the store;
 `time/prepare`: seconds from the beginning of an update to its first step, samples and advantages included;
-`time/update`: those of the steps. Reading of rows before, and metrics after them, are in neither.
+`time/update`: those of the steps. The computation of metrics after them is in none.
 """
 
 from collections.abc import Sequence
