@@ -20,7 +20,13 @@ TASKS = [
 """The order inside of tasks/."""
 FLOWS = ["run", "stages"]
 """The order inside of flows/. The flows, modules directly in it, and how they are launched come after these."""
-TORCH_MAY_BE_IN = ("tasks/train/", "tasks/warm_start/", "tasks/inference/worker.py", "storage/versions/weights.py")
+TORCH_MAY_BE_IN = (
+    "tasks/train/",
+    "tasks/warm_start/",
+    "tasks/inference/worker.py",
+    "tasks/inference/launch.py",
+    "storage/versions/weights.py",
+)
 
 
 def modules() -> list[Path]:

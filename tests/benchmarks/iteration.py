@@ -30,13 +30,14 @@ PARTS = {
     "read": "tasks.train.version_trainer:VersionTrainer._data",
     "prepare": "tasks.train.prepare:Preparation.prepare",
     "update": "tasks.train.trainer:Trainer.update",
-    "write": "tasks.train.version_trainer:VersionTrainer._write",
+    "weights": "tasks.train.version_trainer:save_weights",
+    "canary": "tasks.train.trainer:Trainer.canary",
+    "store": "flows.run.workspace:Workspace.settle",
     "commit": "storage.versions.drafts:Draft.commit",
     "log of metrics": "flows.run.workspace:Workspace.record",
-    "collect": "flows.run.workspace:Workspace.collect",
     "Prefect": "prefect:Task.__call__",
 }
-"""Parts by name. `rollout` includes shards, `update` samples and metrics, `write` the checkpoint's files and canary."""
+"""Parts by name. `rollout` includes shards, `update` samples and metrics; `swap` and `store` are waits for threads."""
 REST = "rest"
 STAGES = "rollout", "score", "prepare", "update"
 """What an iteration is for."""

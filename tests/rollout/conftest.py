@@ -36,7 +36,7 @@ def without_weights(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def policy(number: int) -> Checkpoint:
     manifest = Manifest.model_construct(files=[])
-    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest.nonce, manifest)
+    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), "attempt", manifest)
 
 
 def heavy_tail(seed: int) -> float:
