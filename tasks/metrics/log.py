@@ -57,7 +57,8 @@ def read_rows(store: Store, run: str) -> list[Row]:
 
 def read_iteration(store: Store, run: str, number: int) -> Row:
     """Return the merged row of what an iteration has in the log so far."""
-    return by_iteration(_read(store, layout.metrics(run, number // PER_FILE * PER_FILE))).get(number, {})
+    key = layout.metrics(run, number // PER_FILE * PER_FILE)
+    return by_iteration(_read(store, key) if store.exists(key) else ()).get(number, {})
 
 
 def _logged(store: Store, run: str) -> list[Row] | None:

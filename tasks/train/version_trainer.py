@@ -7,9 +7,9 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from configs.loader import read_stored
 from storage import layout
 from storage.errors import first_few
 from storage.objects.store import Store
+from storage.processes.folder import TemporaryFolder
 from storage.records import Score, Trajectory, to_score, to_trajectory
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
@@ -64,7 +65,7 @@ class VersionTrainer:
         self._config, self._mesh, self._hands_over = config, mesh, hands_over
         self._kept: tuple[PolicyVersion | None, Trainer | None] = None, None  # in memory, with a committed train state
         self._unwritten: _Unwritten | None = None
-        self._folders: list[TemporaryDirectory[str]] = []
+        self._folders: list[TemporaryFolder] = []
         """With the weights of the newest policy, and of the one before."""
         self._store, self._cache = Store(config.storage.root), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
@@ -86,9 +87,11 @@ class VersionTrainer:
         metrics = self._train(trainer, order, progress)
         if order.policy.number == 0 and not order.selects:
             check_noise(metrics, self._config.algorithm.type)
-        folder = TemporaryDirectory(prefix="checkpoint-", dir=scratch_of_rank(self._config, self._mesh.rank))
-        self._folders = [*self._folders[-1:], folder]  # an engine may read the one before, not older ones
-        weights, policy = Path(folder.name) / "model", None
+        for older in self._folders[:-1]:  # an engine may still read the last one
+            older.remove()
+        folder = TemporaryFolder(str(scratch_of_rank(self._config, self._mesh.rank)))
+        self._folders = [*self._folders[-1:], folder]
+        weights, policy = folder.path / "model", None
         save_weights(trainer.state, weights)
         made = self._unwritten = _Unwritten(order, nonce or new_nonce(), weights, trainer.canary())
         if self._mesh.rank == 0 and not self._config.policy.lora:
@@ -104,31 +107,35 @@ class VersionTrainer:
         assert made
         assert trainer
         order, every, last = made.order, self._config.train.state_every, self._config.run.iterations
-        scratch = TemporaryDirectory(prefix="state-", dir=scratch_of_rank(self._config, self._mesh.rank))
-        with Draft(self._store, order.version, "checkpoint", made.nonce) as draft, scratch as folder:
+        scratch = TemporaryFolder(str(scratch_of_rank(self._config, self._mesh.rank)))
+        with Draft(self._store, order.version, "checkpoint", made.nonce) as draft, scratch as state:
             if self._mesh.rank == 0:
                 checkpoints.add_canary(draft, made.canary)
                 if order.selects:
                     add_selection(draft, order)
             draft.add_folder(made.weights, "adapter" if self._config.policy.lora else "model")
             if order.version.number % every == 0 or order.version.number == last:
-                save_rest(trainer.state, Path(folder))
-                draft.add_folder(Path(folder), "state")
+                save_rest(trainer.state, state)
+                draft.add_folder(state, "state")
             draft.hand_over(self._cache)
         if not self._hands_over:
-            self._folders.pop().cleanup()
+            self._folders.pop().remove()
         if self._mesh.rank == self._mesh.neighbours[0]:  # one rank of each node
             in_use = [self._version_0, order.policy, order.version, *([self._teacher] if self._teacher else [])]
             trim_to_limit(self._store, self._config.storage, in_use)
         return Made(draft.nonce, draft.files)
+
+    @cached_property
+    def _base(self) -> Checkpoint:
+        """The version whose weights an adapter changes, read once."""
+        return self._open(self._version_0)
 
     def _as_checkpoint(self, made: "_Unwritten") -> Checkpoint:
         """Return a new policy as an engine of this host can serve it."""
         version, base = made.order.version, None
         model, adapter = made.weights, None
         if self._config.policy.lora:
-            first = self._open(self._version_0)
-            model, adapter, base = first.model, made.weights, first.of_model
+            model, adapter, base = self._base.model, made.weights, self._base.of_model
         return Checkpoint(
             version=version,
             number=version.number,

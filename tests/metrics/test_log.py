@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.version_names import EvaluationVersion
 from storage.versions import manifests
 from tasks.evaluate.summary import stage_rows
-from tasks.metrics.log import PER_FILE, catch_up, read_rows, record
+from tasks.metrics.log import PER_FILE, catch_up, read_iteration, read_rows, record
 from tasks.metrics.rows import Row, by_iteration, row_of, spent
 from tasks.metrics.show import curve, names_of, plot, shown, table_of
 from tasks.tracking.points import points
@@ -133,6 +133,14 @@ def test_scores_of_another_verifier_after_the_update_change_no_curve(tmp_path: P
     commit_run(store)
     commit(store, layout.scores("r", 0, "6d1f"), "scores", {"reward": 0.9, "turns": 6})
     assert curve(read_rows(store, "r"), "reward/mean") == {0: 0.4}
+
+
+def test_an_iteration_that_nothing_is_logged_of_has_no_numbers(tmp_path: Path) -> None:
+    """An update may still be stored, and that of iteration 100 begins a file of the log."""
+    store = Store(f"{tmp_path}")
+    record(store, commit_iteration(store, 0)[0])
+    assert read_iteration(store, "r", 0)["tokens/generated"] == 80
+    assert read_iteration(store, "r", 1) == read_iteration(store, "r", PER_FILE) == {}
 
 
 @pytest.mark.parametrize("logged", [True, False])
