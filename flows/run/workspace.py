@@ -97,8 +97,7 @@ class Workspace:
     @contextmanager
     def stage(self, version: version_names.Version) -> Iterator[Draft | None]:
         """Make a version in this block, unless it is committed (`drafts.stage`); then `record` its numbers."""
-        awaits = None if version.kind == "checkpoint" else self.settle
-        with stage(self.store, version, self.lease, awaits) as draft:
+        with stage(self.store, version, self.lease, self.settle) as draft:
             yield draft
         self.record(version)
 

@@ -16,7 +16,7 @@ from storage.telemetry.metrics import STALENESS
 from storage.telemetry.spans import making
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
-from storage.versions.drafts import Provenance
+from storage.versions.drafts import Draft, Provenance
 from tasks.train.orders import OrderedTrainer, Part, UpdateOrder
 
 
@@ -52,17 +52,17 @@ def train(
         parts = [replace(part, teacher=taught(workspace, part.trajectories)) for part in parts]
     with making(version):
         updated = trainer.update(order := UpdateOrder(version, policy, parts), get_run_logger().info)
-    metrics = updated.metrics | ({"time/iteration": time.monotonic() - since} if since else {})
-    for statistic in ("mean", "max") if "staleness/mean" in metrics else ():
-        STALENESS.labels(statistic).set(metrics[f"staleness/{statistic}"])
-    workspace.trained = updated.policy
-    store = partial(_store, workspace, trainer, order, metrics, workspace.provenance())
-    if updated.policy and not config.plays_apart and not config.run.overlap:
-        swap(version)  # first, since the next rollout waits for it
-        workspace.behind(store)
-    else:  # engines read it from the store
-        store()
-        swap(version)
+        metrics = updated.metrics | ({"time/iteration": time.monotonic() - since} if since else {})
+        for statistic in ("mean", "max") if "staleness/mean" in metrics else ():
+            STALENESS.labels(statistic).set(metrics[f"staleness/{statistic}"])
+        workspace.trained = updated.policy
+        store = partial(_store, workspace, trainer, order, metrics, workspace.provenance())
+        if updated.policy and not config.plays_apart and not config.run.overlap:
+            swap(version)  # first, since the next rollout waits for it
+            workspace.behind(store)
+        else:  # engines read it from the store
+            store()
+            swap(version)
     return version
 
 
@@ -71,15 +71,15 @@ def _store(
 ) -> None:
     """Write and commit the checkpoint that an update has made."""
     config, first = workspace.config, layout.checkpoint(workspace.name, 0)
-    with workspace.stage(order.version) as draft:
-        assert draft, "only the holder of the run's lease commits its checkpoints"
-        made = trainer.write()
-        draft.accept(made.files, made.nonce)
+    made = trainer.write()
+    with Draft(workspace.store, order.version, "checkpoint", made.nonce) as draft:
+        draft.accept(made.files)
         data = [name for part in order.parts for name in (part.trajectories, part.scores, part.teacher) if name]
         parents = [order.policy, *data, *dict.fromkeys(config.problems.exclusions)]
         if (teacher := config.models.teacher) and teacher.checkpoint:
             parents.append(layout.checkpoint_of(teacher.checkpoint))
         draft.commit(provenance, parents, metrics, first if config.policy.lora else None)
+    workspace.record(order.version)
     workspace.trim_cache(first, order.policy, order.version)
     _follow(workspace, order.version)
 
