@@ -152,7 +152,7 @@ class Change:
 
     def note(self) -> None:
         with self._lock:
-            if self._loop:
+            if self._loop and not self._loop.is_closed():  # an agent may have stopped it
                 self._loop.call_soon_threadsafe(self._noted.set)
             else:  # nobody waits
                 self._noted.set()
