@@ -92,3 +92,4 @@ def _settled(workspace: Workspace) -> Iterator[None]:
             workspace.settle(None if isinstance(error, Exception) else _DRAIN_S)
         raise
     workspace.settle()
+    workspace.trained = None  # its folder ends with the trainer

@@ -76,7 +76,7 @@ class Engine(Collector):
         self._use = threading.Condition()  # guards the next two
         self._connections = 0
         self._idle_swap = False
-        """Whether a swap goes on that began without connections: a new one waits for its end."""
+        """True during a swap that began without connections; a new connection waits for its end."""
         self.closed = False
         allow_open_files()
 

@@ -65,9 +65,7 @@ class Updated:
     """The result of an update, whose policy is in memory."""
 
     metrics: dict[str, Any]
-    policy: (
-        Checkpoint | None
-    )  # its weights for an engine of this host, until the update after the next; None: elsewhere
+    policy: Checkpoint | None  # for an engine here, until the update after the next; None: it reads the store
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class VersionTrainer:
         self._kept: tuple[PolicyVersion | None, Trainer | None] = None, None  # in memory, with a committed train state
         self._unwritten: _Unwritten | None = None
         self._folders: list[TemporaryFolder] = []
-        """With the weights of the newest policy, and of the one before."""
+        """The folders with the weights of the newest policy and of the one before."""
         self._store, self._cache = Store(config.storage.root), Path(config.storage.cache)
         self._version_0, teacher = layout.checkpoint(config.run.name, 0), config.models.teacher
         self._teacher = layout.checkpoint_of(teacher.checkpoint) if teacher and teacher.checkpoint else None

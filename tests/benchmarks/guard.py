@@ -17,7 +17,7 @@ from tests.benchmarks.result import Row, spread
 from tests.benchmarks.rollout import pairs_of
 
 LINES = {"bare requests / rollout stage": 0.69, "rollout, score and update / iteration": 0.85}
-"""What was measured, by processor time; larger is better. Raise a line when a change has made its ratio larger."""
+"""The measured ratios, by processor time; larger is better. Raise a line when a change has made its ratio larger."""
 MARGIN = 0.15
 PAIRS, ITERATIONS, WARM_UP = 10, 12, 2
 RUN = "guard"

@@ -1,4 +1,4 @@
-"""Where the seconds of an iteration go, part by part: the demo, SmolLM2 and, on a GPU, the shape of a 1.5B model.
+"""Shows where the seconds of an iteration go, part by part: the demo, SmolLM2 and, on a GPU, the shape of a 1.5B model.
 
 Each run is a new process, which runs this file with `wall` or `processor` (what is counted), the name of a
 configuration, and the flow's overrides. There the functions of `PARTS` are timed as the flow's thread calls them, each
@@ -40,7 +40,7 @@ PARTS = {
 """Parts by name. `rollout` includes shards, `update` samples and metrics; `swap` and `store` are waits for threads."""
 REST = "rest"
 STAGES = "rollout", "score", "prepare", "update"
-"""What an iteration is for."""
+"""The parts for which an iteration exists."""
 FEW = ["rollout.problems_per_iteration=4", "rollout.group_size=8", "rollout.reject_equal=false"]
 FEW += ["problems.held_out.count=8", "run.iterations=4"]
 

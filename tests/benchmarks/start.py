@@ -21,7 +21,7 @@ _MARKS = {
     "vLLM answers": r"Application startup complete",
     "first policy in": r"Reloading and processing weights took",
 }
-"""By part the line with which it ends, in what the command prints or in vLLM's log."""
+"""The line with which each part ends, in what the command prints or in vLLM's log."""
 _POLL_S = 0.02
 
 
