@@ -4,10 +4,11 @@ A server rounds weights to its number format, fuses them (`qkv_proj` is `q_proj`
 other), divides them among GPUs and pads them with zeros. So no checksum of a file is one of a server. But a sum over
 all numbers is the same for a whole and for its parts. Of a weight with rows i and columns j, it is
 
-    sum over i, j of hash(bits of w[i, j]) * key(j)   modulo 2^64,
+    sum over i, j of b (b + c) * key(j)   modulo 2^64,   b: the bits of w[i, j], signed, c: an odd constant,
 
-where the hash of 0 is 0 and keys are odd. It differs if any number differs; the order of the rows does not count, and
-neither does the order of the columns among experts, which servers store transposed.
+where keys are odd. It differs if any number differs: b (b + c) is another for every b of up to 33 bits, and 0 for 0. It
+is not linear, so small differences of opposite sign do not cancel. The order of the rows does not count, and neither
+does the order of the columns among experts, which servers store transposed.
 """
 
 import itertools
@@ -27,31 +28,27 @@ Integers = NDArray[np.int64]
 Sums = dict[str, tuple[int, bool]]
 """Sums of what one rank of a server holds, by the weights' names, and whether each is of a part of the weight."""
 _FACTORS = (-7046029254386353131, -4658895280553007687)
-"""Odd numbers of 64 bits, without a pattern in them."""
+"""Odd numbers of 64 bits, without a pattern in them: of keys."""
+_ADDED = 6364136223846793005
+"""The odd constant that is added to bits."""
 UNTOLD = (
     "does not tell its weights. Start it with --worker-extension-cls tasks.inference.worker.PolicyWorker and this "
     "project in its PYTHONPATH"
 )
 """The end of an error about a server without sums."""
-CHUNK = 2**14
+CHUNK = 2**15
 """Numbers of which a sum is computed at a time, since they fit a core's cache."""
-
-
-def hashed(values: Any) -> Any:
-    """Return a hash of each of the int64 `values`, an array of NumPy or a tensor of torch, in their place."""
-    values *= _FACTORS[0]  # modulo 2^64, here and below
-    values ^= values >> 32
-    values *= _FACTORS[1]
-    values ^= values >> 29
-    return values
 
 
 def keys(name: str, columns: int, first: int = 0) -> Integers:
     """Return the keys of the columns from `first` on, of a weight of this name: all 1 among experts."""
     if ".experts." in name:
         return np.ones(columns, np.int64)
-    found: Integers = hashed(np.arange(first + 1, first + columns + 1)) | 1
-    return found
+    found = np.arange(first + 1, first + columns + 1)
+    for factor, shift in zip(_FACTORS, (32, 29), strict=True):
+        found *= factor  # modulo 2^64
+        found ^= found >> shift
+    return found | 1
 
 
 def width(name: str, shape: Sequence[int]) -> int:
@@ -60,10 +57,15 @@ def width(name: str, shape: Sequence[int]) -> int:
 
 
 def total(rows: Any, factors: Any, bits: Callable[[Any], Any], chunk: int) -> int:
-    """Return the sum of a weight: of its rows, with a key for each column, a `chunk` of numbers at a time."""
-    step = max(1, chunk // len(factors))
-    parts = (rows[start : start + step] for start in range(0, len(rows), step))
-    return sum(int((hashed(bits(part)) * factors).sum()) for part in parts) % 2**64
+    """Return the sum of a weight: of its rows, with a key for each column, a `chunk` of numbers at a time.
+
+    `bits` returns those of some rows as int64: an array of NumPy or a tensor of torch.
+    """
+    step, of_columns = max(1, chunk // len(factors)), 0 * factors
+    for start in range(0, len(rows), step):
+        found = bits(rows[start : start + step])
+        of_columns += (found * (found + _ADDED)).sum(0)
+    return int((of_columns * factors).sum()) % 2**64
 
 
 def sums_of_folder(model: Path, dtype: str) -> dict[str, int]:
@@ -115,9 +117,12 @@ def _bits(values: NDArray[np.float32], dtype: str) -> Integers:
     """Return the bits of finite numbers after rounding, half to even, as torch does."""
     if dtype == "float16":
         with np.errstate(over="ignore"):
-            return values.astype(np.float16).view(np.uint16).astype(np.int64)
-    bits = values.view(np.uint32).astype(np.int64)
-    return bits if dtype == "float32" else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+            return values.astype(np.float16).view(np.int16).astype(np.int64)
+    if dtype == "float32":
+        return values.view(np.int32).astype(np.int64)
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    return rounded.astype(np.uint16).view(np.int16).astype(np.int64)
 
 
 def merged(ranks: Sequence[Sums]) -> dict[str, int]:

