@@ -233,6 +233,14 @@ def test_another_policy_than_the_stored_one_is_noticed(copied: TrainingRun, monk
         copied.train(VersionTrainer(copied.config()), 5)
 
 
+def test_a_canary_of_an_older_program_may_be_longer(copied: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that is made again is compared with the stored canary as far as both go."""
+    monkeypatch.setattr("tasks.train.policy.CANARY_TOKENS", 32)
+    copied.train(VersionTrainer(copied.config()), 5)
+    last = checkpoints.open_checkpoint(copied.store, copied.policy(6), copied.folder / "cache")
+    assert len(last.canary.token_ids) == 32
+
+
 def test_a_fork_begins_where_there_is_a_train_state(run: TrainingRun, tmp_path: Path) -> None:
     """The message names the nearest checkpoint that has one."""
     forked = checkpoints.open_checkpoint(run.store, run.policy(4), run.folder / "cache", state=True)
