@@ -5,13 +5,15 @@ Each is a context manager. Heavy libraries are imported when one is opened.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
+from configs import Config
 from flows.run.workspace import Workspace, models_of
 from tasks.score.verifier import Verifier
-from tasks.train.orders import OrderedTrainer
+from tasks.train.orders import DistanceOrder, Made, OrderedTrainer, Progress, Updated, UpdateOrder
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
@@ -68,10 +70,8 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """
     config = workspace.config
     if not config.trains_apart:
-        from tasks.train.version_trainer import VersionTrainer
-
         with _settled(workspace):
-            yield VersionTrainer(config)
+            yield _LateTrainer(config)
         return
     from tasks.cluster.connection import connected
 
@@ -80,6 +80,28 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
 
         with RayTrainer(config, get_run_logger().info) as ranks, _settled(workspace):
             yield ranks
+
+
+class _LateTrainer:
+    """The trainer of this process, which is made with the first order: no episode waits for the imports of torch."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    @cached_property
+    def _trainer(self) -> OrderedTrainer:
+        from tasks.train.version_trainer import VersionTrainer
+
+        return VersionTrainer(self._config)
+
+    def update(self, order: UpdateOrder, progress: Progress) -> Updated:
+        return self._trainer.update(order, progress)
+
+    def write(self) -> Made:
+        return self._trainer.write()
+
+    def distance(self, order: DistanceOrder) -> float | None:
+        return self._trainer.distance(order)
 
 
 @contextmanager
