@@ -81,4 +81,4 @@ def learn(
 
 
 if __name__ == "__main__":
-    main(math_mt_ppo, {"check": check}, servers_begun)
+    main(math_mt_ppo, {"check": check}, servers_begun, resources.import_early)

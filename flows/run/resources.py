@@ -12,6 +12,9 @@ from prefect import get_run_logger
 
 from configs import Config
 from flows.run.workspace import Workspace, models_of
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import manifests
 from tasks.score.verifier import Verifier
 from tasks.train.orders import DistanceOrder, Made, OrderedTrainer, Progress, Updated, UpdateOrder
 
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 5.0
 """Longest wait for a checkpoint if the flow is interrupted."""
+
+
+def import_early(config: Config) -> None:
+    """Import what a run needs before its first episode, while nothing else is to be done."""
+    import tasks.inference.engine
+    import tasks.rollout.workers
+
+    if not manifests.committed(Store(config.storage.root), layout.checkpoint(config.run.name, 0)):
+        import tasks.train.policy
+        import tasks.warm_start.importing  # noqa: F401
 
 
 def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:

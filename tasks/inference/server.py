@@ -215,12 +215,12 @@ def start_all(servers: Sequence[Server], model: Path, adapted: Sequence[str] = (
 
 def _cache_bytes(model: Mapping[str, Any], tokens: int) -> int:
     """Return the bytes of the keys and values of so many tokens, within limits; the most if the sizes are not known."""
-    sizes = [model.get(name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
-    if not all(sizes):
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, width = (int(model.get(name) or 0) for name in names)
+    if not (layers and heads and width):
         return _LARGEST_CACHE
-    layers, heads, width = sizes
-    of_token = 2 * 4 * layers * (model.get("num_key_value_heads") or heads) * (model.get("head_dim") or width // heads)
-    return max(_SMALLEST_CACHE, min(_LARGEST_CACHE, of_token * tokens))
+    cached, size = int(model.get("num_key_value_heads") or heads), int(model.get("head_dim") or width // heads)
+    return max(_SMALLEST_CACHE, min(_LARGEST_CACHE, 2 * 4 * layers * cached * size * tokens))
 
 
 Restart = Callable[[Sequence[Server]], None]
