@@ -1,6 +1,6 @@
 """The resources that the stages share for the duration of a flow: workers and trainer.
 
-Each is a context manager. Heavy libraries are imported when one is opened.
+Each is a context manager. Heavy libraries are imported when one is opened, or the trainer gets its first order.
 """
 
 from collections.abc import Iterator

@@ -169,7 +169,9 @@ class Server(Child):
             command.append("--no-enable-chunked-prefill")
             # A step of a small model costs little more with 512 sequences than with 128, the default on a CPU. Prompts
             # share whole blocks only, and most of ours are shorter than 128 tokens, the default.
-            cache = _cache_bytes(json.loads((model / "config.json").read_bytes()), _SEQUENCES * settings.max_model_len)
+            # The cache holds twice as many full contexts as are sampled at once: others wait for an environment.
+            tokens = 2 * _SEQUENCES * settings.max_model_len
+            cache = _cache_bytes(json.loads((model / "config.json").read_bytes()), tokens)
             command += ["--kv-cache-memory-bytes", str(cache)]
             command += ["--max-num-seqs", str(_SEQUENCES), "--block-size", "32"]
         return [*command, *self._more, *self.adapted, *settings.extra_args]  # which may give more
