@@ -3,9 +3,22 @@
 Prefect reads these settings when it is imported. Without them client and servers report their use to its makers.
 """
 
+import gc
 import os
+import sys
 
 import storage  # noqa: F401 - Ctrl-C while the flow is imported
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+
+# Prefect is imported here without what would take its start a second longer: pandas, which it has for cache keys only,
+# and searches for garbage in what is imported, which stays.
+gc.disable()
+with_pandas = sys.modules.setdefault("pandas", None)  # type: ignore[arg-type] # as Python's import system defines it
+import prefect.cache_policies  # noqa: E402, F401
+
+if with_pandas is None:
+    del sys.modules["pandas"]
+gc.freeze()
+gc.enable()

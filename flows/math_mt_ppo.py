@@ -45,7 +45,7 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
     with open_run(configuration.resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
         train_set, held_out_set = sets = problems.import_problems(workspace)  # a run keeps those that it began with
         policy = progress.newest_policy(workspace) or warm_start.first_policy(workspace, sets)
-        serve_ahead(lambda: workspace.open_checkpoint(policy))  # while the trainer is opened
+        serve_ahead(lambda: workspace.open_checkpoint(policy))  # while the workers open
         with resources.open_trainer(workspace) as trainer, resources.open_workers(workspace) as workers:
             policy = learn(workspace, policy, workers, trainer, train_set, held_out_set)
             evaluate(workspace, workers, policy, held_out_set)
@@ -81,4 +81,4 @@ def learn(
 
 
 if __name__ == "__main__":
-    main(math_mt_ppo, {"check": check}, servers_begun)
+    main(math_mt_ppo, {"check": check}, servers_begun, resources.import_early)

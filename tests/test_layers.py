@@ -83,7 +83,18 @@ def test_every_folder_has_its_place() -> None:
     assert folders["flows"] == {*FLOWS, "launch"}
 
 
-HEAVY = ["torch", "transformers", "vllm", "scipy", "duckdb", "matplotlib", "math_verify", "aiohttp", "tenacity"]
+HEAVY = [
+    "torch",
+    "transformers",
+    "vllm",
+    "scipy",
+    "duckdb",
+    "matplotlib",
+    "math_verify",
+    "aiohttp",
+    "tenacity",
+    "pandas",
+]
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
@@ -91,3 +102,19 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     code = f"import sys, flows.math_mt_ppo; print([name for name in {HEAVY} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert printed.stdout.strip() == "[]"
+
+
+LATE = """
+import sys
+from configs import load
+from flows.run import resources
+from flows.run.workspace import Workspace
+with resources.open_trainer(Workspace(load("smoke", ["storage.root=/nonexistent", "storage.cache=/nonexistent"]))):
+    print("torch" in sys.modules)
+"""
+
+
+def test_no_episode_waits_for_the_trainer() -> None:
+    """It is opened before the first rollout, and imports torch for seconds when it gets its first order."""
+    printed = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert printed.stdout.strip() == "False"

@@ -43,6 +43,7 @@ def main(
     run: "Flow[..., Any]",
     commands: Mapping[str, Command] | None = None,
     ahead: Callable[[Config], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    meanwhile: Callable[[Config], object] = lambda _: None,
 ) -> NoReturn:
     """Parse `sys.argv` and run the flow or one of its `commands`.
 
@@ -54,6 +55,7 @@ def main(
         run: the flow.
         commands: what may be done instead, by the name of the option.
         ahead: begins what the flow will need, before the Prefect server starts, and ends it after the flow.
+        meanwhile: what is done while the Prefect server starts.
     """
     parameters = inspect.signature(run.fn).parameters
     with_targets = "targets" in parameters
@@ -77,7 +79,7 @@ def main(
             with interrupts.reader_may_go():
                 print(text if arguments.command is to_yaml else printable(text))  # YAML stays as it can be read again
             return
-        with ahead(resolved), temporary_server():
+        with ahead(resolved), temporary_server(functools.partial(meanwhile, resolved)):
             run(config=config, overrides=overrides, **given)
 
     interrupts.run(lambda: status(act, verbose=arguments.verbose), ADVICE)

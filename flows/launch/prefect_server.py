@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,10 +47,16 @@ def new_password() -> str:
     return f"admin:{secrets.token_urlsafe(24)}"
 
 
-def start(server: "Child", listener: socket.socket, password: str, environment: Mapping[str, str]) -> None:
+def start(
+    server: "Child",
+    listener: socket.socket,
+    password: str,
+    environment: Mapping[str, str],
+    meanwhile: Callable[[], object] = lambda: None,
+) -> None:
     """Start a server that needs the password and, in browsers, answers only its own pages (CORS).
 
-    Wait until it answers.
+    Do something else `meanwhile`, and wait until it answers.
 
     Raises:
         RuntimeError: the server has ended, or takes too long; the message contains the end of its log.
@@ -63,6 +69,7 @@ def start(server: "Child", listener: socket.socket, password: str, environment: 
     command = [sys.executable, "-P", __file__, str(listener.fileno())]
     server.start(command, {**environment, **protection}, pass_fds=[listener.fileno()])
     deadline = time.monotonic() + START_SECONDS
+    meanwhile()
     while not healthy(port):
         if not server.alive or time.monotonic() > deadline:
             raise RuntimeError(f"the Prefect server did not start; {server.log} ends:\n{server.log_tail()}")

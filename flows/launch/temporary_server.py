@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flows.launch import prefect_server
@@ -23,8 +23,8 @@ _STARTED: list[Child] = []
 
 
 @contextmanager
-def temporary_server() -> Iterator[None]:
-    """Give Prefect a server of this process in the block, unless an API is configured.
+def temporary_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Give Prefect a server of this process in the block, unless an API is configured; call `meanwhile` as it starts.
 
     If the server dies, the process ends with status 1: without it, the flow could only wait for answers for ever.
 
@@ -35,6 +35,7 @@ def temporary_server() -> Iterator[None]:
 
     prefect_server.ignore_proxies_on_loopback()
     if settings.PREFECT_API_URL.value():
+        meanwhile()
         yield
         return
     server, password = Child(settings.PREFECT_HOME.value() / "temporary-server.log"), prefect_server.new_password()
@@ -42,9 +43,14 @@ def temporary_server() -> Iterator[None]:
     with prefect_server.listen() as listener:
         address = f"http://{prefect_server.HOST}:{listener.getsockname()[1]}/api"
         present = settings.get_current_settings().to_environment_variables(exclude_unset=True)
-        prefect_server.start(server, listener, password, {**os.environ, **present, **_LIGHT})
+        prefect_server.start(server, listener, password, {**os.environ, **present, **_LIGHT}, meanwhile)
     threading.Thread(target=_end_with, args=[server], name="prefect-server", daemon=True).start()
-    with settings.temporary_settings({settings.PREFECT_API_URL: address, settings.PREFECT_API_AUTH_STRING: password}):
+    client = {
+        settings.PREFECT_API_URL: address,
+        settings.PREFECT_API_AUTH_STRING: password,
+        settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,  # nobody reads them, and the end of a flow waits for them
+    }
+    with settings.temporary_settings(client):
         yield
 
 

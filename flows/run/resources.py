@@ -1,17 +1,22 @@
 """The resources that the stages share for the duration of a flow: workers and trainer.
 
-Each is a context manager. Heavy libraries are imported when one is opened.
+Each is a context manager. Heavy libraries are imported when one is opened, or the trainer gets its first order.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
+from configs import Config
 from flows.run.workspace import Workspace, models_of
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import manifests
 from tasks.score.verifier import Verifier
-from tasks.train.orders import OrderedTrainer
+from tasks.train.orders import DistanceOrder, Made, OrderedTrainer, Progress, Updated, UpdateOrder
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
@@ -19,6 +24,16 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 5.0
 """Longest wait for a checkpoint if the flow is interrupted."""
+
+
+def import_early(config: Config) -> None:
+    """Import what a run needs before its first episode, while nothing else is to be done."""
+    import tasks.inference.engine
+    import tasks.rollout.workers
+
+    if not manifests.committed(Store(config.storage.root), layout.checkpoint(config.run.name, 0)):
+        import tasks.train.policy
+        import tasks.warm_start.importing  # noqa: F401
 
 
 def open_engine(workspace: Workspace) -> AbstractContextManager["Engine"]:
@@ -68,10 +83,8 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """
     config = workspace.config
     if not config.trains_apart:
-        from tasks.train.version_trainer import VersionTrainer
-
         with _settled(workspace):
-            yield VersionTrainer(config)
+            yield _LateTrainer(config)
         return
     from tasks.cluster.connection import connected
 
@@ -80,6 +93,28 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
 
         with RayTrainer(config, get_run_logger().info) as ranks, _settled(workspace):
             yield ranks
+
+
+class _LateTrainer:
+    """The trainer of this process, which is made with the first order: no episode waits for the imports of torch."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    @cached_property
+    def _trainer(self) -> OrderedTrainer:
+        from tasks.train.version_trainer import VersionTrainer
+
+        return VersionTrainer(self._config)
+
+    def update(self, order: UpdateOrder, progress: Progress) -> Updated:
+        return self._trainer.update(order, progress)
+
+    def write(self) -> Made:
+        return self._trainer.write()
+
+    def distance(self, order: DistanceOrder) -> float | None:
+        return self._trainer.distance(order)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from typing import Any
 
 from storage.processes import folder, reaper
 
@@ -40,8 +41,32 @@ def _start_reaper(owner: int) -> dict[str, str]:
     return {_VARIABLE: token, "SPT_NOENV": "1"}
 
 
+_all_preparations, _of_pool = spawn.get_preparation_data, threading.local()
+
+
+def _preparations(name: str) -> dict[str, Any]:
+    """Return what a process of multiprocessing does first; one of a pool leaves out the import of the main module."""
+    prepared = _all_preparations(name)
+    if getattr(_of_pool, "starts", False):
+        return {key: value for key, value in prepared.items() if not key.startswith("init_main")}
+    return prepared
+
+
+spawn.get_preparation_data = _preparations
+
+
 class _PoolProcess(SpawnProcess):
-    """A process that multiprocessing terminates at exit. For others it waits, also for one that an interrupt lost."""
+    """A process that multiprocessing terminates at exit. For others it waits, also for one that an interrupt lost.
+
+    It does not import the main module: no function of a pool is there, and a flow's imports Prefect for seconds.
+    """
+
+    def start(self) -> None:
+        _of_pool.starts = True  # in this thread: what others start meanwhile imports it
+        try:
+            super().start()
+        finally:
+            _of_pool.starts = False
 
     @property
     def daemon(self) -> bool:

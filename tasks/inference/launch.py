@@ -3,7 +3,7 @@
 The imports take longest and need no arguments, so they may begin before it is known what is served. If the pipe is
 closed without arguments, the program ends.
 
-    python -P launch.py FD
+    python -P launch.py FD [without-compiler]
 """
 
 import contextlib
@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage.processes.child import end_with_parent
-from tasks.inference.devices import cpu_build
 
 
-def main(descriptor: int) -> None:
-    """Import vLLM, read a JSON list of arguments from the pipe `descriptor`, and serve."""
+def main(descriptor: int, *, compiler: bool) -> None:
+    """Import vLLM, with or without torch's compiler, read a JSON list of arguments from `descriptor`, and serve."""
     gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
-    with _without("scipy.signal"):  # which vLLM uses for audio only
-        if "TORCHDYNAMO_DISABLE" in os.environ and cpu_build():
+    with _without("scipy"):  # which vLLM uses for audio, and transformers for the losses of images
+        if not compiler:
             _leave_out_compiler()
         from vllm.entrypoints.launchers.api_server import entry
     from vllm.platforms import current_platform
@@ -75,4 +74,4 @@ def _fork_engine(platform: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), compiler="without-compiler" not in sys.argv)

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +22,10 @@ from tasks.inference.devices import check_split, cpu_build
 
 logger = logging.getLogger(__name__)
 _PROJECT = str(Path(__file__).parents[2])
+_SEQUENCES = 512
+"""Number of sequences that a server on a CPU samples at once."""
+_SMALLEST_CACHE, _LARGEST_CACHE = 2**27, 2**30
+"""Bytes of a CPU's cache of keys and values. A gigabyte takes vLLM a third of a second to fill with zeros."""
 _ATTEMPTS = 3
 """Number of times that servers are given weights, if some end meanwhile."""
 
@@ -60,8 +64,10 @@ class Server(Child):
         """Start the process, which imports vLLM and then waits for `start_serving`."""
         reading, writing = os.pipe()
         self._pipe = os.fdopen(writing, "w")
+        command = [sys.executable, "-P", launch.__file__, str(reading)]
+        command += ["without-compiler"] if self.settings.enforce_eager and cpu_build() else []
         with os.fdopen(reading):
-            self.start([sys.executable, "-P", launch.__file__, str(reading)], self._environment(), [reading])
+            self.start(command, self._environment(), [reading])
 
     def start_serving(self, model: Path, adapted: Sequence[str] = ()) -> None:
         """Start the server without waiting, unless it starts or serves with these; `wait_until_healthy` waits.
@@ -163,7 +169,11 @@ class Server(Child):
             command.append("--no-enable-chunked-prefill")
             # A step of a small model costs little more with 512 sequences than with 128, the default on a CPU. Prompts
             # share whole blocks only, and most of ours are shorter than 128 tokens, the default.
-            command += ["--kv-cache-memory-bytes", str(2**30), "--max-num-seqs", "512", "--block-size", "32"]
+            # The cache holds twice as many full contexts as are sampled at once: others wait for an environment.
+            tokens = 2 * _SEQUENCES * settings.max_model_len
+            cache = _cache_bytes(json.loads((model / "config.json").read_bytes()), tokens)
+            command += ["--kv-cache-memory-bytes", str(cache)]
+            command += ["--max-num-seqs", str(_SEQUENCES), "--block-size", "32"]
         return [*command, *self._more, *self.adapted, *settings.extra_args]  # which may give more
 
     def _environment(self) -> dict[str, str]:
@@ -203,6 +213,16 @@ def start_all(servers: Sequence[Server], model: Path, adapted: Sequence[str] = (
         server.start_serving(model, adapted)
     for server in servers:
         server.wait_until_healthy()
+
+
+def _cache_bytes(model: Mapping[str, Any], tokens: int) -> int:
+    """Return the bytes of the keys and values of so many tokens, within limits; the most if the sizes are not known."""
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, width = (int(model.get(name) or 0) for name in names)
+    if not (layers and heads and width):
+        return _LARGEST_CACHE
+    cached, size = int(model.get("num_key_value_heads") or heads), int(model.get("head_dim") or width // heads)
+    return max(_SMALLEST_CACHE, min(_LARGEST_CACHE, 2 * 4 * layers * cached * size * tokens))
 
 
 Restart = Callable[[Sequence[Server]], None]

@@ -20,7 +20,7 @@ from tasks.inference.ahead import serve_ahead, servers_begun, take_servers
 from tasks.inference.api import InferenceError
 from tasks.inference.devices import check_split, deal, deal_beside, visible_devices
 from tasks.inference.engine import Engine
-from tasks.inference.server import Server
+from tasks.inference.server import Server, _cache_bytes
 from tests.support.sandbox_helpers import wait_gone
 
 
@@ -170,6 +170,21 @@ def test_models_beside_the_policy_have_the_devices_before_its_own(
     with pytest.raises(InferenceError, match=few):
         deal_beside(both, Inference(), ["0", "1"])
     assert deal_beside(both, Inference(urls=["http://x"]), ["0", "1"]) == {"judge": [["1"]], "reward": [["0"]]}
+
+
+@pytest.mark.parametrize(
+    ("model", "gibibytes"),
+    [
+        ({"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}, 0.125),
+        ({"num_hidden_layers": 3, "num_attention_heads": 32}, 0.75),  # the size of a head follows from the width
+        ({"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}, 1),
+        ({"text_config": {}}, 1),
+    ],
+)
+def test_a_cpus_cache_has_room_for_full_contexts(model: dict[str, Any], gibibytes: float) -> None:
+    """It is filled with zeros at the start, so it is no larger than needed; users may set another size."""
+    width = {} if "text_config" in model else {"hidden_size": 512}
+    assert _cache_bytes(model | width, 512 * 128) == gibibytes * 2**30
 
 
 @pytest.fixture

@@ -142,6 +142,32 @@ def test_a_process_that_a_pool_has_lost_delays_no_end() -> None:
     assert subprocess.run([sys.executable, "-c", LOST], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
+MAIN = """
+import multiprocessing, sys, time
+from storage.processes.child import for_pools
+print("imported", flush=True)
+if __name__ == "__main__":
+    process = {"pool": for_pools, "other": lambda: multiprocessing.get_context("spawn")}[sys.argv[1]]().Process(
+        target=time.sleep, args=(0,)
+    )
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(("context", "printed"), [("pool", ["imported", "0"]), ("other", ["imported"] * 2 + ["0"])])
+def test_only_the_processes_of_pools_do_not_import_the_main_module(
+    context: str, printed: list[str], tmp_path: Path
+) -> None:
+    """That of a flow imports Prefect, which took two thirds of a verifier's start."""
+    (tmp_path / "main.py").write_text(MAIN)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "main.py"), context]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == printed
+
+
 def test_every_pool_is_made_with_that_context() -> None:
     """The context of `for_pools` is what makes its processes end with a killed owner."""
     made = re.compile(r"get_context\(|set_start_method|multiprocessing\.(Pool|Process)\b|ProcessPool(Executor)?\(")
