@@ -134,11 +134,12 @@ class _OfFrozenHead(torch.autograd.Function):
         rounded = _rounds(head, states)
         factor = weight.bfloat16() if on_cpu and rounded else weight
         found: list[tuple[Tensor, ...]] = []
-        rows = _CPU_ROWS if on_cpu else CHUNK_TOKENS
+        rows = min(_CPU_ROWS if on_cpu else CHUNK_TOKENS, max(1, len(states)))
+        buffer = torch.empty(rows, len(weight), device=states.device)  # new memory would cost more than the numbers
         for state, target in zip(states.split(rows), targets.split(rows), strict=True):
             logits = output_logits(head, state).div_(temperature)
             logits.sub_(logits.amax(-1, keepdim=True))
-            chosen, probabilities = logits.gather(-1, target[:, None]), logits.exp()
+            chosen, probabilities = logits.gather(-1, target[:, None]), torch.exp(logits, out=buffer[: len(target)])
             total = probabilities.sum(-1, keepdim=True)
             gradient = state.new_empty(0)
             if ctx.needs_input_grad[0]:
