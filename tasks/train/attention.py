@@ -67,9 +67,12 @@ def _layer(module: Any, hidden_states: Tensor, attention_mask: Tensor | None = N
     q, k, v = (each(hidden_states).view(shape) for each in (module.q_proj, module.k_proj, module.v_proj))
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
-    reads = attention_mask if attention_mask is not None else torch.ones(1, 1, columns, columns, dtype=torch.bool).tril()
+    reads = (
+        attention_mask if attention_mask is not None else torch.ones(1, 1, columns, columns, dtype=torch.bool).tril()
+    )
     unread = torch.zeros(reads.shape).masked_fill_(~reads, -torch.inf).expand(len(q), -1, -1, -1)
-    output = _AllPairs.apply(q, k, v, *others["position_embeddings"], unread, module.scaling)
+    given = q, k, v, *others["position_embeddings"], unread, module.scaling
+    output: Tensor = _AllPairs.apply(*given)  # type: ignore[no-untyped-call]
     return module.o_proj(output.flatten(2)), None
 
 
@@ -80,7 +83,7 @@ class _AllPairs(torch.autograd.Function):
     """
 
     @staticmethod
-    @torch.autocast("cpu", enabled=False)
+    @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, unread: Tensor, scaling: float
     ) -> Tensor:

@@ -68,7 +68,7 @@ def hidden_states(
     the left. Trees have a mask.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
-    end = context if with_last else -1
+    end = context if with_last else rows.inner
     give_experts(model, None if rows.experts is None else rows.experts[:, :end])
     outputs = model.base_model(
         input_ids=rows.tokens[:, :end],
@@ -96,8 +96,8 @@ def read_out(
     """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `CHUNK_TOKENS` at a time.
 
     The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk; with a
-    frozen output layer it needs none (`_OfFrozenHead`). Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
-    canary shows the difference.
+    frozen output layer it needs none (`_OfFrozenHead`). Changes that a model makes to its logits after the output layer
+    (soft-capping, scaling) are not applied; the canary shows the difference.
     """
 
     def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,9 @@ class _OfFrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, head: nn.Linear, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, head: nn.Linear, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         on_cpu, weight = states.device.type == "cpu", head.weight.detach()
         rounded = _rounds(head, states)
         factor = weight.bfloat16() if on_cpu and rounded else weight
