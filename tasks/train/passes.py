@@ -5,7 +5,7 @@ for each action token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -132,9 +132,8 @@ class _OfFrozenHead(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, head: nn.Linear, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        on_cpu, weight = states.device.type == "cpu", head.weight.detach()
-        rounded = _rounds(head, states)
-        factor = weight.bfloat16() if on_cpu and rounded else weight
+        on_cpu, weight, rounded = states.device.type == "cpu", head.weight.detach(), _rounds(head, states)
+        factor = weight.bfloat16() if on_cpu and rounded and ctx.needs_input_grad[0] else weight
         found: list[tuple[Tensor, ...]] = []
         rows = min(_CPU_ROWS if on_cpu else CHUNK_TOKENS, max(1, len(states)))
         buffer = torch.empty(rows, len(weight), device=states.device)  # new memory would cost more than the numbers
@@ -145,7 +144,7 @@ class _OfFrozenHead(torch.autograd.Function):
             total = probabilities.sum(-1, keepdim=True)
             gradient = state.new_empty(0)
             if ctx.needs_input_grad[0]:
-                with _rounding(states.device) if rounded else nullcontext():
+                with torch.autocast(states.device.type, enabled=False), _rounding(states.device, rounded):
                     mean = (probabilities.to(factor.dtype) @ factor).float().div_(total)
                 gradient = weight.index_select(0, target).sub_(mean).div_(temperature)
             entropy = total.log() - probabilities.mul_(logits).sum(-1, keepdim=True) / total
@@ -207,10 +206,11 @@ class _OfRoundedFactors(torch.autograd.Function):
 
 
 @contextmanager
-def _rounding(device: torch.device) -> Iterator[None]:
+def _rounding(device: torch.device, rounded: bool = True) -> Iterator[None]:
     """Allow rounded factors here only: elsewhere it would round positions in rotations, and the canary."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
+    if rounded:
+        torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
     try:
         yield
     finally:

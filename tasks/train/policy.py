@@ -23,7 +23,6 @@ from tasks.train.batches import Places, Rows, batching_for, is_plain
 from tasks.train.experts import KNOWN, in_files, read_rows, refuse_noise, replay_routing
 from tasks.train.linear import use_onednn
 from tasks.train.mesh import ALONE, Mesh
-from tasks.train.norms import round_norms
 from tasks.train.passes import logprob_scorer, score_action_tokens
 from tasks.train.samples import Logprobs, Tokens
 from tasks.train.sharding import StoredTensors, class_of, fill, save_tensors, shard, whole
@@ -89,7 +88,6 @@ def _for_training(policy: PreTrainedModel, device: torch.device, train: Train) -
         use_onednn(policy.base_model)
         if is_plain(policy.config):
             use_trees(policy)
-            round_norms(policy)
     if is_plain(policy.config):  # the output layer of other models may have a bias
         policy.get_output_embeddings().rounds_factors = True  # under autocast, see `passes.float32_logits`
     if train.gradient_checkpointing:
