@@ -74,7 +74,6 @@ class Rows(NamedTuple):
     positions: Int[Tensor, "rows columns"] | None = None  # the position of each token in its sequence; None: its column
     mask: Bool[Tensor, "rows 1 columns columns"] | None = None  # what each column reads; None: the earlier ones
     experts: Experts | None = None  # those that the engine chose for each token; None: the model chooses
-    inner: int = -1  # the model reads [:, :inner] unless it needs the last tokens of sequences, which predict none
 
 
 class Places(NamedTuple):
@@ -110,11 +109,6 @@ class Segment:
     @property
     def is_tree(self) -> bool:
         return len(self.pieces) > 1
-
-    @property
-    def inner(self) -> int:
-        """The number of tokens up to the last one that others follow."""
-        return 1 + max((int(path[-2]) for path in self.paths if len(path) > 1), default=0)
 
     @property
     def width(self) -> int:
@@ -350,7 +344,7 @@ def arrange(segments: Sequence[Segment], batching: Batching) -> Rows:
             positions[row, path], of_path[path] = np.arange(len(path)), 1
         mask[row, 0] |= np.tril(on_path.T @ on_path > 0)  # the earlier tokens on any path through the token
     on_device = [torch.from_numpy(array).to(batching.device) for array in (tokens, positions, mask)]
-    return Rows(on_device[0], on_device[1], on_device[2], inner=_up(max(segment.inner for segment in segments)))
+    return Rows(on_device[0], on_device[1], on_device[2])
 
 
 def _arrange_experts(segments: Sequence[Segment], tokens: Ints, batching: Batching) -> Experts | None:
@@ -384,8 +378,7 @@ def find_places(segments: Sequence[Segment], chosen: Sequence[Ints], batching: B
 def find_tree(sequences: Iterable[Ints], most: int) -> tuple[Ints, list[Ints]] | None:
     """Return the prefix tree of sequences: its N tokens, and for each sequence the index of each of its tokens in them.
 
-    Tokens that no token follows are at the end. None if it has more than `most` tokens. Example of 5 6 7, 5 8 and 5 6:
-    ([5, 6, 7, 8], [[0, 1, 2], [0, 3], [0, 1]])
+    None if it has more than `most` tokens. Example of 5 6 7, 5 8 and 5 6: ([5, 6, 7, 8], [[0, 1, 2], [0, 3], [0, 1]])
     """
     listed, paths = [sequence.tolist() for sequence in sequences], list[Ints]()
     ends = zip(min(listed), max(listed), strict=False)  # what both begin with, such as the prompt, all begin with
@@ -400,8 +393,4 @@ def find_tree(sequences: Iterable[Ints], most: int) -> tuple[Ints, list[Ints]] |
         if len(nodes) > most:
             return None
         paths.append(np.array(path))
-    followed = np.zeros(len(nodes), np.bool_)
-    followed[np.concatenate([path[:-1] for path in paths])] = True
-    order = np.argsort(~followed, kind="stable")
-    places = np.argsort(order)
-    return np.array([token for _, token in nodes])[order], [places[path] for path in paths]
+    return np.array([token for _, token in nodes]), paths

@@ -24,8 +24,8 @@ from tasks.train.sharding import within
 
 CHUNK_TOKENS = 4096
 """Number of action tokens whose logits over the whole vocabulary are in memory at one time."""
-_CPU_ROWS = 128
-"""The same on a CPU where a frozen output layer needs no backward pass: so few stay in its cache."""
+_FROZEN_TOKENS = 128
+"""The same of a frozen output layer on a CPU, which needs no backward pass: so few stay in the processor's cache."""
 TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 """A function of tokens and A places in them; it returns one number for each place."""
 
@@ -68,7 +68,7 @@ def hidden_states(
     the left. Trees have a mask.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
-    end = context if with_last else rows.inner
+    end = context if with_last else -1
     give_experts(model, None if rows.experts is None else rows.experts[:, :end])
     outputs = model.base_model(
         input_ids=rows.tokens[:, :end],
@@ -95,9 +95,9 @@ def read_out(
 ) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
     """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `CHUNK_TOKENS` at a time.
 
-    The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk; with a
-    frozen output layer it needs none (`_OfFrozenHead`). Changes that a model makes to its logits after the output layer
-    (soft-capping, scaling) are not applied; the canary shows the difference.
+    The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk; that of
+    a frozen output layer under autocast on a CPU needs none (`_OfFrozenHead`). Changes that a model makes to its logits
+    after the output layer (soft-capping, scaling) are not applied; the canary shows the difference.
     """
 
     def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,9 +111,10 @@ def read_out(
             entropy = -(probabilities * logprobs if grad else probabilities.mul_(logprobs)).sum(-1)
         return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
-    if type(head) is nn.Linear and not head.weight.requires_grad and not entropy_gradient:
-        frozen: tuple[Tensor, Tensor] = _OfFrozenHead.apply(states, head, targets, temperature)  # type: ignore[no-untyped-call]
-        return frozen
+    frozen = type(head) is nn.Linear and not head.weight.requires_grad and not entropy_gradient
+    if frozen and states.device.type == "cpu" and _rounds(head, states):
+        both: tuple[Tensor, Tensor] = _OfFrozenHead.apply(states, head, targets, temperature)  # type: ignore[no-untyped-call]
+        return both
     if len(targets) <= CHUNK_TOKENS:
         return read(states, targets)
     chunks = zip(states.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
@@ -125,27 +126,26 @@ class _OfFrozenHead(torch.autograd.Function):
     """Logprobs [A] and entropies [A] of an output layer without gradient, such as that of an adapter's base.
 
     A logprob's gradient by its state is `(W[target] - p W) / temperature`, where p are the probabilities of all tokens.
-    The forward pass computes it while it has p, so neither pass keeps or recomputes logits.
+    The forward pass computes it while it has p, in bfloat16, so neither pass keeps or recomputes logits.
     """
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, head: nn.Linear, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        on_cpu, weight, rounded = states.device.type == "cpu", head.weight.detach(), _rounds(head, states)
-        factor = weight.bfloat16() if on_cpu and rounded and ctx.needs_input_grad[0] else weight
-        found: list[tuple[Tensor, ...]] = []
-        rows = min(_CPU_ROWS if on_cpu else CHUNK_TOKENS, max(1, len(states)))
-        buffer = torch.empty(rows, len(weight), device=states.device)  # new memory would cost more than the numbers
-        for state, target in zip(states.split(rows), targets.split(rows), strict=True):
+        weight, found, learns = head.weight.detach(), list[tuple[Tensor, ...]](), ctx.needs_input_grad[0]
+        factor = weight.bfloat16() if learns else weight
+        buffer = torch.empty(
+            min(_FROZEN_TOKENS, len(states)), len(weight)
+        )  # new memory would cost more than the numbers
+        for state, target in zip(states.split(_FROZEN_TOKENS), targets.split(_FROZEN_TOKENS), strict=True):
             logits = output_logits(head, state).div_(temperature)
             logits.sub_(logits.amax(-1, keepdim=True))
             chosen, probabilities = logits.gather(-1, target[:, None]), torch.exp(logits, out=buffer[: len(target)])
             total = probabilities.sum(-1, keepdim=True)
             gradient = state.new_empty(0)
-            if ctx.needs_input_grad[0]:
-                with torch.autocast(states.device.type, enabled=False), _rounding(states.device, rounded):
-                    mean = (probabilities.to(factor.dtype) @ factor).float().div_(total)
+            if learns:
+                mean = (probabilities.bfloat16() @ factor).float().div_(total)
                 gradient = weight.index_select(0, target).sub_(mean).div_(temperature)
             entropy = total.log() - probabilities.mul_(logits).sum(-1, keepdim=True) / total
             found.append((chosen - total.log(), entropy, gradient))
@@ -206,11 +206,10 @@ class _OfRoundedFactors(torch.autograd.Function):
 
 
 @contextmanager
-def _rounding(device: torch.device, rounded: bool = True) -> Iterator[None]:
+def _rounding(device: torch.device) -> Iterator[None]:
     """Allow rounded factors here only: elsewhere it would round positions in rotations, and the canary."""
     before = torch.get_float32_matmul_precision()
-    if rounded:
-        torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
+    torch.set_float32_matmul_precision("medium" if device.type == "cpu" else "high")
     try:
         yield
     finally:
