@@ -24,6 +24,8 @@ from tasks.train.sharding import within
 
 CHUNK_TOKENS = 4096
 """Number of action tokens whose logits over the whole vocabulary are in memory at one time."""
+_FROZEN_TOKENS = 128
+"""The same of a frozen output layer on a CPU, which needs no backward pass: so few stay in the processor's cache."""
 TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 """A function of tokens and A places in them; it returns one number for each place."""
 
@@ -93,9 +95,9 @@ def read_out(
 ) -> tuple[Float[Tensor, " actions"], Float[Tensor, " actions"]]:
     """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `CHUNK_TOKENS` at a time.
 
-    The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk.
-    Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
-    canary shows the difference.
+    The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk; that of
+    a frozen output layer under autocast on a CPU needs none (`_OfFrozenHead`). Changes that a model makes to its logits
+    after the output layer (soft-capping, scaling) are not applied; the canary shows the difference.
     """
 
     def read(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,6 +111,10 @@ def read_out(
             entropy = -(probabilities * logprobs if grad else probabilities.mul_(logprobs)).sum(-1)
         return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
+    frozen = type(head) is nn.Linear and not head.weight.requires_grad and not entropy_gradient
+    if frozen and states.device.type == "cpu" and _rounds(head, states):
+        both: tuple[Tensor, Tensor] = _OfFrozenHead.apply(states, head, targets, temperature)  # type: ignore[no-untyped-call]
+        return both
     if len(targets) <= CHUNK_TOKENS:
         return read(states, targets)
     chunks = zip(states.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
@@ -116,15 +122,58 @@ def read_out(
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
+class _OfFrozenHead(torch.autograd.Function):
+    """Logprobs [A] and entropies [A] of an output layer without gradient, such as that of an adapter's base.
+
+    A logprob's gradient by its state is `(W[target] - p W) / temperature`, where p are the probabilities of all tokens.
+    The forward pass computes it while it has p, in bfloat16, so neither pass keeps or recomputes logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, head: nn.Linear, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        weight, found, learns = head.weight.detach(), list[tuple[Tensor, ...]](), ctx.needs_input_grad[0]
+        factor = weight.bfloat16() if learns else weight
+        buffer = torch.empty(
+            min(_FROZEN_TOKENS, len(states)), len(weight)
+        )  # new memory would cost more than the numbers
+        for state, target in zip(states.split(_FROZEN_TOKENS), targets.split(_FROZEN_TOKENS), strict=True):
+            logits = output_logits(head, state).div_(temperature)
+            logits.sub_(logits.amax(-1, keepdim=True))
+            chosen, probabilities = logits.gather(-1, target[:, None]), torch.exp(logits, out=buffer[: len(target)])
+            total = probabilities.sum(-1, keepdim=True)
+            gradient = state.new_empty(0)
+            if learns:
+                mean = (probabilities.bfloat16() @ factor).float().div_(total)
+                gradient = weight.index_select(0, target).sub_(mean).div_(temperature)
+            entropy = total.log() - probabilities.mul_(logits).sum(-1, keepdim=True) / total
+            found.append((chosen - total.log(), entropy, gradient))
+        logprobs, entropies, gradients = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(gradients)
+        ctx.format = states.dtype
+        ctx.mark_non_differentiable(entropies)
+        return logprobs.squeeze(-1), entropies.squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0].mul(gradient[:, None]).to(ctx.format), None, None, None
+
+
+def _rounds(head: nn.Module, states: Tensor) -> bool:
+    return torch.is_autocast_enabled(states.device.type) and getattr(head, "rounds_factors", False)
+
+
 def output_logits(head: nn.Module, states: Float[Tensor, "actions width"]) -> Float[Tensor, "actions vocabulary"]:
     """Compute logits [A, V] from hidden states [A, H], in the format of the head's weights also under autocast.
 
     In training these are float32: large logits in bfloat16 have errors of 0.03. `float32_logits` rounds factors.
     """
-    rounded = torch.is_autocast_enabled(states.device.type)
+    rounded = _rounds(head, states)
     with torch.autocast(states.device.type, enabled=False):
         weight: Tensor = head.weight  # type: ignore[assignment]
-        if rounded and getattr(head, "rounds_factors", False):
+        if rounded:
             return float32_logits(states.float(), weight)
         logits: Tensor = head(states.to(weight.dtype)).float()
     return logits

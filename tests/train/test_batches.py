@@ -186,6 +186,39 @@ def test_logits_of_rounded_factors_have_the_gradients_of_a_linear_layer() -> Non
     assert torch.get_float32_matmul_precision() == before == "highest"
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_frozen_output_layer_gives_the_same(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """Logprobs, entropies and the gradient of logprobs under autocast; autograd keeps one state's size for each token.
+
+    Without autocast its numbers have the bits of a trained layer's.
+    """
+    monkeypatch.setattr("tasks.train.passes._FROZEN_TOKENS", 3)
+    head, generator, kept = torch.nn.Linear(16, VOCABULARY, bias=False), torch.Generator().manual_seed(1), []
+    head.rounds_factors = True  # type: ignore[assignment]
+    states = torch.randn(8, 16, generator=generator, requires_grad=True)
+    targets, upstream = torch.arange(8) % VOCABULARY, torch.randn(8, generator=generator)
+
+    def results(*, rounded: bool) -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+            logp, entropy = read_out(head, states, targets, temperature)
+        return [logp.detach(), entropy.detach(), *torch.autograd.grad(logp @ upstream, states)]
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    expected, exact = results(rounded=True), results(rounded=False)
+    head.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        found = results(rounded=True)
+    assert (8, 16) in kept
+    assert not [shape for shape in kept if VOCABULARY in shape]
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+    assert all(map(torch.equal, results(rounded=False), exact))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(read_out(head, states, targets, temperature), tuple(found[:2]), atol=0, rtol=0)
+
+
 def test_full_vocabulary_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output layer gets one chunk at a time, and autograd keeps no tensor of vocabulary width."""
     monkeypatch.setattr("tasks.train.passes.CHUNK_TOKENS", 3)
