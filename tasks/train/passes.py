@@ -25,7 +25,7 @@ from tasks.train.sharding import within
 CHUNK_TOKENS = 4096
 """Number of action tokens whose logits over the whole vocabulary are in memory at one time."""
 _FROZEN_TOKENS = 128
-"""The same of a frozen output layer on a CPU, which needs no backward pass: so few stay in the processor's cache."""
+"""Number of them for a frozen output layer on a CPU: logits of so few tokens stay in the processor's cache."""
 TokenScorer = Callable[[Rows, Places], Float[Tensor, " actions"]]
 """A function of tokens and A places in them; it returns one number for each place."""
 
