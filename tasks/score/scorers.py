@@ -149,6 +149,9 @@ def check_scorers(settings: ScoreSettings) -> None:
     if settings.group and not any(":" in name or name == "judge" for name in used):
         raise ValueError(f"score.group has no effect: {', '.join(sorted(used))} judge each answer by itself")
     for name in sorted(used):
+        if name.startswith("__main__:"):
+            why = "the processes that grade do not run your script, and no fingerprint has its code"
+            raise ValueError(f"score.type={name!r}: {why}: put the function into a module of its own")
         SCORERS.check_arguments(name, settings.args.get(name, {}), f"score.args.{name}")
         if name in BY_MODEL:
             SCORERS.make(name, None, settings.args.get(name, {}))

@@ -53,6 +53,7 @@ def judged(verifier: Verifier, settings: ScoreSettings, *given: Answer) -> list[
     [
         ({"type": "math-verfy"}, r"score\.type='math-verfy' is not registered, did you mean 'math-verify'\?"),
         ({"type": f"{OWN}:decide"}, "has no function 'decide', did you mean 'decides'"),
+        ({"type": "__main__:decides"}, "into a module of its own"),
         ({"type": f"{OWN}:waits"}, "not async"),
         ({"type": f"{OWN}:takes_nothing"}, "takes an answer first"),
         ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
