@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -198,18 +199,16 @@ def verifier() -> Iterator[Verifier]:
 
 
 @pytest.fixture(scope="session")
-def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty database for Prefect's server, made once for all processes: the migrations take seconds."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    database = folder / "prefect-home" / "prefect.db"
-    with FileLock(folder / "prefect-home.lock"):
+def prefect_database(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty database for Prefect's server, made once for each version: its migrations take seconds."""
+    database = pytestconfig.cache.mkdir(f"prefect-{metadata.version('prefect')}") / "prefect.db"
+    with FileLock(database.with_suffix(".lock")):
         if not database.exists():
+            made = tmp_path_factory.mktemp("prefect")
             command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-            made = folder / "prefect-new"
             subprocess.run(command, env={**os.environ, "PREFECT_HOME": str(made)}, check=True, capture_output=True)
-            made.rename(database.parent)
+            shutil.copy(made / database.name, database.with_suffix(".new"))
+            database.with_suffix(".new").rename(database)
     return database
 
 
