@@ -5,7 +5,6 @@ So another user of the machine can at no time take the port and receive the pass
     python -m flows.launch.prefect_server FD
 """
 
-import gc
 import os
 import secrets
 import socket
@@ -100,15 +99,14 @@ def ignore_proxies_on_loopback() -> None:
 def main(descriptor: int) -> None:
     """Serve on the bound socket `descriptor` until a signal ends it."""
     sys.path.append(str(Path(__file__).parents[2]))
-    gc.disable()  # what is imported stays: looking for garbage in it takes a quarter of the start
-    import uvicorn
-    from prefect.server.api.server import create_app
-    from prefect.settings import get_current_settings
+    from storage.processes.imports import fast_imports
 
-    from storage.processes.peers import only_own
+    with fast_imports():  # garbage collections would take a quarter of the start
+        import uvicorn
+        from prefect.server.api.server import create_app
+        from prefect.settings import get_current_settings
 
-    gc.freeze()
-    gc.enable()
+        from storage.processes.peers import only_own
     level = get_current_settings().server.logging_level.lower()
     config = uvicorn.Config(create_app(final=True), http=only_own(), log_level=level)
     # It creates or migrates the database in PREFECT_HOME. Two that do so at once fail; then the same command continues.

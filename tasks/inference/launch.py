@@ -6,28 +6,22 @@ closed without arguments, the program ends.
     python -P launch.py FD [without-compiler]
 """
 
-import contextlib
-import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from storage.processes.child import end_with_parent
+from storage.processes.imports import fast_imports
 
 
 def main(descriptor: int, *, compiler: bool) -> None:
     """Import vLLM, with or without torch's compiler, read a JSON list of arguments from `descriptor`, and serve."""
-    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
-    with _without("scipy"):  # which vLLM uses for audio, and transformers for the losses of images
+    with fast_imports("scipy"):  # which vLLM uses for audio, and transformers for the losses of images
         if not compiler:
             _leave_out_compiler()
         from vllm.entrypoints.launchers.api_server import entry
-    from vllm.platforms import current_platform
-
-    gc.freeze()
-    gc.enable()
+        from vllm.platforms import current_platform
     # A forked engine has the server's socket, too: as long as it lives, requests to a dead server wait for an answer.
     os.register_at_fork(after_in_child=end_with_parent)
     if current_platform.is_cpu():
@@ -39,22 +33,12 @@ def main(descriptor: int, *, compiler: bool) -> None:
         entry.main()  # type: ignore[no-untyped-call] # vLLM has no types
 
 
-@contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Let a module that has not been imported be missing in the block."""
-    sys.modules[module] = None  # type: ignore[assignment] # as Python's import system defines it
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
 def _leave_out_compiler() -> None:
     """Import vLLM without torch's compiler, which is switched off: patches and decorators would import it."""
     import torch
 
     torch.compile = lambda model=None, **_: model or (lambda function: function)  # type: ignore[assignment]
-    with _without("torch._inductor"):
+    with fast_imports("torch._inductor"):
         import vllm  # noqa: F401
 
 
