@@ -135,9 +135,8 @@ class _OfFrozenHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight, found, learns = head.weight.detach(), list[tuple[Tensor, ...]](), ctx.needs_input_grad[0]
         factor = weight.bfloat16() if learns else weight
-        buffer = torch.empty(
-            min(_FROZEN_TOKENS, len(states)), len(weight)
-        )  # new memory would cost more than the numbers
+        # New memory for each chunk would cost more than the numbers.
+        buffer = torch.empty(min(_FROZEN_TOKENS, len(states)), len(weight))
         for state, target in zip(states.split(_FROZEN_TOKENS), targets.split(_FROZEN_TOKENS), strict=True):
             logits = output_logits(head, state).div_(temperature)
             logits.sub_(logits.amax(-1, keepdim=True))
